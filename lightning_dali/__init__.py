@@ -1,0 +1,53 @@
+"""Train a Lightning model on DALI, with the dataset and the transforms you already have.
+
+    The worker fetches, torchvision decides, DALI executes.
+
+```text
+ worker process  (no CUDA context, no DALI)                     |  rank process (one per GPU)
+                                                                |
+ sampling ──(epoch, index)──► your Dataset ──► your transforms  |
+    seeds every draw             │                 │            |
+                                 ▼                 ▼            |
+                        proxies: stand in for pixels and        |
+                        samples, and record the calls           |
+                                           │                    |
+                                 wire: one Request a batch ────►|  server: one thread a pass
+                                 (one slab of bytes)            |    graph: recorded calls as DALI operators,
+                                                                |           torchvision's arithmetic for the rest
+                                                                |      │
+                                                                |  loader: batch on this rank's device ──► Trainer
+```
+
+`datamodules` holds what you use; the other folders are the boxes above, and docs/architecture.md walks through them.
+Importing this package does nothing else: the names below are looked up when they are first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names for type checkers; tests/test_imports.py keeps the two lists equal
+    from lightning_dali.failures import BadSample as BadSample
+    from lightning_dali.failures import BadSampleError as BadSampleError
+    from lightning_dali.padded import Padded as Padded
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BadSample": "lightning_dali.failures",
+    "BadSampleError": "lightning_dali.failures",
+    "Padded": "lightning_dali.padded",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,118 @@
+"""`ImageDataModule`: any image dataset with torchvision transforms, decoded and augmented by DALI.
+
+Runs in the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning_dali.datamodules.base import BaseDataModule, Datasets
+from lightning_dali.datamodules.options import Options
+from lightning_dali.modalities import ImageModality
+
+
+class ImageDataModule(BaseDataModule):
+    """Trains on the GPU's decoders from an unmodified image dataset.
+
+    Batches have the structure of the dataset's samples. An image field is what the transform would have produced, batched:
+    `(B, C, H, W)` on the rank's device. Every other field is collated as PyTorch does and moved to the device.
+
+    Args:
+        train_dataset: A map-style dataset, or a zero-argument function that makes one (called in `prepare_data`, where it
+            may download, and in `setup`).
+        val_dataset: The same, or a list or dict of them.
+        test_dataset: The same.
+        predict_dataset: The same.
+        train_transform: For datasets that have no transform of their own: applied to the first field that is an image
+            (a path, encoded bytes, an array `(H, W, C)` or a PIL image).
+        eval_transform: The same for validation, test and prediction.
+        batch_size: Samples of one rank in one step.
+        num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
+        num_threads: DALI's CPU threads.
+        shuffle: Whether training goes through a new permutation each epoch.
+        drop_last: Whether training drops the samples that do not fill a global batch.
+        seed: Of every order and draw; None: that of `lightning.seed_everything`, else 0.
+        on_bad_sample: ``"raise"``, ``"replace"`` (by another sample of the batch) or ``"drop"`` (a shorter batch).
+        max_bad_samples: More than so many on a rank end the run.
+        batch_transform: Such as `v2.MixUp`, on the device, in training.
+        collate_fn: Instead of the default; it sees stand-ins in the places of images and may stack or list them.
+        release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
+        ragged: ``"error"``: images of one batch must have one size; ``"list"``: otherwise a list is delivered.
+        with_index: Whether the batch carries the dataset indices of its rows.
+        device: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
+        prefetch: Finished batches that wait on the device for the model.
+        multiprocessing_context: Start method of the workers; None: the platform's.
+        persistent_workers: Whether workers live from one epoch to the next.
+        depth: Batches inside DALI at a time.
+        hw_decoder_load: Share of JPEGs for the GPU's hardware decoder.
+        watchdog_seconds: After so long without a batch the log says what is waited for.
+
+    Raises:
+        ValueError: An option has a value that is not allowed, or a dataset is empty.
+        TypeError: An option has the wrong type.
+    """
+
+    def __init__(
+        self,
+        *,
+        train_dataset: Datasets = None,
+        val_dataset: Datasets = None,
+        test_dataset: Datasets = None,
+        predict_dataset: Datasets = None,
+        train_transform: Callable[[Any], Any] | None = None,
+        eval_transform: Callable[[Any], Any] | None = None,
+        batch_size: int = 64,
+        num_workers: int | None = None,
+        num_threads: int | None = 4,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        seed: int | None = None,
+        on_bad_sample: str = "raise",
+        max_bad_samples: int | None = None,
+        batch_transform: Callable[..., Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        release_memory: str = "stage",
+        ragged: str = "error",
+        with_index: bool = False,
+        device: Any = "auto",
+        prefetch: int = 2,
+        multiprocessing_context: str | None = None,
+        persistent_workers: bool = True,
+        depth: int = 2,
+        hw_decoder_load: float = 1.0,
+        watchdog_seconds: float = 60.0,
+    ) -> None:
+        options = Options(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            num_threads=num_threads,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+            on_bad_sample=on_bad_sample,
+            max_bad_samples=max_bad_samples,
+            release_memory=release_memory,
+            ragged=ragged,
+            with_index=with_index,
+            device=device,
+            prefetch=prefetch,
+            multiprocessing_context=multiprocessing_context,
+            persistent_workers=persistent_workers,
+            depth=depth,
+            hw_decoder_load=hw_decoder_load,
+            watchdog_seconds=watchdog_seconds,
+        )
+        super().__init__(
+            modality=ImageModality(),
+            options=options,
+            train_dataset=train_dataset,
+            val_dataset=val_dataset,
+            test_dataset=test_dataset,
+            predict_dataset=predict_dataset,
+            train_transform=train_transform,
+            eval_transform=eval_transform,
+            collate_fn=collate_fn,
+            batch_transform=batch_transform,
+        )

@@ -1,0 +1,320 @@
+"""From a `BatchTask` to a `Request`: runs the dataset, collates, and plans what the device will do.
+
+Runs in the worker (with `num_workers=0` in the rank's own thread). `Fetcher` is a value: the dataset and a few options.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lightning_dali.collate import collate, describe_sample
+from lightning_dali.failures import BadSample, BadSampleError
+from lightning_dali.proxies import capture, no_capture
+from lightning_dali.sampling import BatchTask
+from lightning_dali.seeding import batch_seed, sample_seed, seeded
+from lightning_dali.structure import map_leaves
+from lightning_dali.wire import KnownBad, Lane, Request, Slot, SlotStack
+
+logger = logging.getLogger(__name__)
+
+
+class Modality(Protocol):
+    """What a kind of media adds to the engine: how its proxies become lanes. A value, sent to the workers."""
+
+    def is_proxy(self, value: Any) -> bool:
+        """Whether a leaf of a sample is one of this modality's proxies."""
+
+    def is_stack(self, value: Any) -> bool:
+        """Whether a leaf of a collated batch is several of them, stacked; its `items` are the proxies."""
+
+    def wrap(self, sample: Any, transform: Callable[[Any], Any] | None) -> Any:
+        """Puts proxies into a sample that holds paths or bytes, and applies the field transform to them."""
+
+    def check(self, proxy: Any) -> str | None:
+        """Why the proxy cannot be decoded, as far as a cheap look tells; None if it seems fine."""
+
+    def settle(self, proxy: Any) -> None:
+        """Decodes in this process, because the device's decoder failed; raises if that fails too."""
+
+    def path(self, proxy: Any) -> str | None:
+        """The file behind it, for messages."""
+
+    def notes(self, proxy: Any) -> Iterable[str]:
+        """What needed pixels in the worker."""
+
+    def lanes(self, items: Sequence[tuple[str, int, Any]]) -> list[tuple[Lane, list[int]]]:
+        """Plans items of (field, dataset index, proxy): lanes, each with the positions of its rows in `items`."""
+
+
+@dataclass
+class Fetcher:
+    """Makes the requests of one loader."""
+
+    dataset: Any
+    """The user's dataset, unchanged."""
+    modality: Modality
+    """How its media is handled."""
+    transform: Callable[[Any], Any] | None = None
+    """For datasets that have no transform of their own: applied to the proxied field."""
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    """The user's collate function; it sees proxies in the places of images."""
+    seed: int = 0
+    rank: int = 0
+    on_bad_sample: str = "raise"
+    ragged: str = "error"
+    with_index: bool = False
+    restore_rng: bool = False
+    """Whether this runs in the rank's process, whose random state must not change."""
+    _eager: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, task: BatchTask | KnownBad) -> Request:
+        """Fetches, collates and plans one batch."""
+        known: dict[int, MediaError] = {}
+        if isinstance(task, KnownBad):
+            known = {index: MediaError(reason, path) for index, reason, path in task.reasons}
+            task = task.task
+        start = time.perf_counter()
+        samples, indices, bad = self._samples(task, known)
+        fetched = time.perf_counter()
+        with seeded(batch_seed(self.seed, task.epoch, task.step), restore=self.restore_rng):
+            batch = self._collate(samples, indices)
+        request = self._plan(task, batch, samples, indices)
+        request.bad = bad
+        request.seconds = {"fetch": fetched - start, "pack": time.perf_counter() - fetched}
+        return request
+
+    # -- samples
+
+    def sample(self, epoch: int, index: int) -> Any:
+        """One sample, with proxies in the places of its media, drawn under its own seed."""
+        with seeded(sample_seed(self.seed, epoch, index), restore=self.restore_rng):
+            return self._get(epoch, index)
+
+    def _get(self, epoch: int, index: int) -> Any:
+        scope = nullcontext() if self._eager else capture()
+        try:
+            with scope:
+                return self._wrap(self.dataset[index])
+        except (OSError, BadSampleError):
+            raise
+        except Exception as error:
+            if self._eager or getattr(error, "is_bad_media", False):
+                raise
+            # Perhaps the dataset insists on a real PIL image: the same draw again, with pixels.
+            sample = self._get_eagerly(epoch, index, error)
+            self._eager["dataset"] = f"{type(error).__name__}: {error}"
+            return sample
+
+    def _get_eagerly(self, epoch: int, index: int, error: Exception) -> Any:
+        try:
+            with seeded(sample_seed(self.seed, epoch, index), restore=False), no_capture():
+                return self._wrap(self.dataset[index])
+        except Exception:
+            raise error from None
+
+    def _wrap(self, sample: Any) -> Any:
+        if sample is None:
+            raise ValueError("the dataset returned None")
+        return self.modality.wrap(sample, self.transform)
+
+    def _samples(self, task: BatchTask, known: dict[int, MediaError]) -> tuple[list[Any], list[int], list[BadSample]]:
+        samples: list[Any] = []
+        bad: list[BadSample] = []
+        for index in task.indices:
+            try:
+                sample = self._checked(task, index, known)
+            except Exception as error:
+                bad.append(self._bad(task, index, error))
+                sample = None
+            samples.append(sample)
+        if not bad:
+            return samples, list(task.indices), bad
+        return self._repair(task, samples, bad)
+
+    def _checked(self, task: BatchTask, index: int, known: dict[int, MediaError]) -> Any:
+        """A sample whose media looks decodable.
+
+        What DALI could not decode may be fine for PIL, whose word counts: then its pixels travel.
+        """
+        sample = self.sample(task.epoch, index)
+        self._check(sample)
+        if index in known:
+            try:
+                map_leaves(lambda leaf: self.modality.settle(leaf) if self.modality.is_proxy(leaf) else None, sample)
+            except Exception as error:
+                raise known[index] from error
+        return sample
+
+    def _check(self, sample: Any) -> None:
+        def check(leaf: Any) -> None:
+            if self.modality.is_proxy(leaf):
+                reason = self.modality.check(leaf)
+                if reason is not None:
+                    raise MediaError(reason, self.modality.path(leaf))
+
+        map_leaves(check, sample)
+
+    def _bad(self, task: BatchTask, index: int, error: Exception) -> BadSample:
+        path = getattr(error, "path", None) or getattr(error, "filename", None)
+        reason = str(error) if getattr(error, "is_bad_media", False) else f"{type(error).__name__}: {error}"
+        sample = BadSample(
+            dataset_index=index, path=None if path is None else os.fsdecode(path), rank=self.rank, epoch=task.epoch, reason=reason
+        )
+        if self.on_bad_sample == "raise":
+            if isinstance(error, OSError) or getattr(error, "is_bad_media", False):
+                raise BadSampleError(sample) from error
+            _add_note(error, f"dataset index {index}, rank {self.rank}, epoch {task.epoch}")
+            raise error
+        return sample
+
+    def _repair(
+        self, task: BatchTask, samples: list[Any], bad: list[BadSample]
+    ) -> tuple[list[Any], list[int], list[BadSample]]:
+        """Replaces or drops the samples that are None."""
+        good = [position for position, sample in enumerate(samples) if sample is not None]
+        if not good:
+            index, sample = self._any_good(task, bad)
+            rows = len(samples) if self.on_bad_sample == "replace" else 1
+            return [sample] * rows, [index] * rows, bad
+        if self.on_bad_sample == "drop":
+            return [samples[row] for row in good], [task.indices[row] for row in good], bad
+        indices = list(task.indices)
+        for row, sample in enumerate(samples):
+            if sample is None:
+                other = good[sample_seed(self.seed, task.epoch, indices[row]) % len(good)]
+                samples[row], indices[row] = samples[other], task.indices[other]
+        return samples, indices, bad
+
+    def _any_good(self, task: BatchTask, bad: list[BadSample]) -> tuple[int, Any]:
+        """When a whole batch is bad: the next sample of the dataset that is good, so that every rank keeps its step."""
+        first = task.indices[0]
+        for step in range(1, min(len(self.dataset), 1000)):
+            index = (first + step) % len(self.dataset)
+            if index in task.indices:
+                continue
+            try:
+                sample = self.sample(task.epoch, index)
+                self._check(sample)
+            except Exception:
+                continue
+            return index, sample
+        raise BadSampleError(bad[0])
+
+    # -- the batch
+
+    def _collate(self, samples: list[Any], indices: list[int]) -> Any:
+        if self.collate_fn is not None:
+            batch = self.collate_fn(samples)
+        else:
+            batch = collate(samples, indices, is_proxy=self.modality.is_proxy)
+        return _append_index(batch, indices) if self.with_index else batch
+
+    def _plan(self, task: BatchTask, batch: Any, samples: list[Any], indices: list[int]) -> Request:
+        """Finds the proxies that came through collating, plans their lanes, and puts slots in their places."""
+        items: list[tuple[str, int, Any]] = []
+        known: dict[int, int] = {}
+        owners = _owners(samples, indices, self.modality.is_proxy)
+
+        def register(proxy: Any) -> int:
+            if id(proxy) not in known:
+                name, index = owners.get(id(proxy), ("batch", -1))
+                known[id(proxy)] = len(items)
+                items.append((name, index, proxy))
+            return known[id(proxy)]
+
+        def find(leaf: Any) -> Any:
+            if self.modality.is_stack(leaf):
+                return _Found([register(proxy) for proxy in leaf.items], stacked=True)
+            return _Found([register(leaf)], stacked=False) if self.modality.is_proxy(leaf) else leaf
+
+        found = map_leaves(find, batch)
+        planned = self.modality.lanes(items)
+        slots: dict[int, Slot] = {}
+        for number, (_, positions) in enumerate(planned):
+            slots.update({position: Slot(number, row) for row, position in enumerate(positions)})
+
+        def place(leaf: Any) -> Any:
+            if not isinstance(leaf, _Found):
+                return leaf
+            if not leaf.stacked:
+                return slots[leaf.items[0]]
+            ragged = self._same_size(items, leaf.items)
+            return SlotStack(tuple(slots[item] for item in leaf.items), ragged)
+
+        notes = [(name, note) for name, _, proxy in items for note in self.modality.notes(proxy)]
+        notes += [("sample", reason) for reason in self._eager.values()]
+        return Request(
+            task=task,
+            lanes=[lane for lane, _ in planned],
+            batch=map_leaves(place, found),
+            indices=tuple(indices),
+            notes=sorted(set(notes)),
+        )
+
+    def _same_size(self, items: list[tuple[str, int, Any]], members: list[int]) -> bool:
+        """Whether a stacked field has items of different sizes: allowed only with ragged="list"."""
+        shapes = [tuple(items[member][2].shape) for member in members]
+        odd = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if odd is None:
+            return False
+        if self.ragged == "list":
+            return True
+        field_, first, _ = items[members[0]]
+        other = items[members[odd]][1]
+        raise ValueError(
+            f"field {field_!r} has different sizes in one batch: dataset index {first} gives {shapes[0]}, index {other} "
+            f"gives {shapes[odd]}. Add a transform that fixes the size, such as v2.Resize((H, W)), v2.RandomResizedCrop(size) "
+            "or v2.Resize(size) followed by v2.CenterCrop(size); or pass ragged='list' to get a list of tensors."
+        )
+
+
+class MediaError(ValueError):
+    """A file that cannot be decoded; `path` says which."""
+
+    is_bad_media = True
+
+    def __init__(self, reason: str, path: str | None = None) -> None:
+        super().__init__(reason)
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.path)
+
+
+class _Found:
+    """Proxies in a batch, by their number."""
+
+    def __init__(self, items: list[int], *, stacked: bool) -> None:
+        self.items, self.stacked = items, stacked
+
+
+def _owners(samples: list[Any], indices: list[int], is_proxy: Callable[[Any], bool]) -> dict[int, tuple[str, int]]:
+    """From a proxy's id to its field and the dataset index of its sample."""
+    owners: dict[int, tuple[str, int]] = {}
+    for index, sample in zip(indices, samples, strict=True):
+        for name, leaf in describe_sample(sample):
+            if is_proxy(leaf):
+                owners.setdefault(id(leaf), (name, index))
+    return owners
+
+
+def _append_index(batch: Any, indices: list[int]) -> Any:
+    import torch
+
+    index = torch.tensor(indices)
+    if isinstance(batch, dict):
+        return {**batch, "index": index}
+    if type(batch) in (tuple, list):
+        return type(batch)((*batch, index))
+    return (batch, index)
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(note)

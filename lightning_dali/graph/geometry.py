@@ -1,0 +1,262 @@
+"""Functionals that move pixels, each sample with its own parameters. Runs in the rank process.
+
+Every function takes ``x`` (B, C, H, W) or (B, T, C, H, W) on any device and ``rows``: the keyword arguments of
+`torchvision.transforms.v2.functional.<function's name>` for each of the B samples, defaults filled in. Arguments that
+`graph.tail` does not list as per-sample are equal in all rows. Matrices, pixel centres, the fill mask and the rounding
+follow torchvision's tensor kernels (`torchvision/transforms/v2/functional/_geometry.py` and `_misc.py`, 0.26). Sampling
+grids are evaluated without matrix products: those would round to TF32, a tenth of a pixel, wherever
+`torch.set_float32_matmul_precision("high")` is set. Nothing here waits for the device or writes into ``x``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+from torchvision.transforms.v2 import functional as F
+
+from lightning_dali.graph.color import Rows, distinct, upload, working_dtype
+
+Row = Mapping[str, Any]
+_MODES = {0: "nearest", 2: "bilinear"}  # Pillow's numbers
+
+
+# --- warps: affine, rotate, perspective, elastic ---------------------------------------------------------------------
+
+
+def _inverse_matrix(
+    angle: float, translate: Sequence[float], scale: float, shear: Any, center: Sequence[float] | None, size: list[int]
+) -> list[float]:
+    """Where an output pixel comes from, as 2 x 3 numbers about the image centre (`RandomAffine`'s parameters, degrees).
+
+    The forward map is T(translate + centre) R(angle) Shear_y Shear_x S(scale) T(-centre), torchvision's and Pillow's.
+    """
+    shears = [shear, 0.0] if isinstance(shear, (int, float)) else [shear[0], shear[-1]]
+    if scale <= 0.0:
+        raise ValueError(f"Argument scale should be positive, got {scale}.")
+    turn, shear_x, shear_y = math.radians(angle), math.radians(shears[0]), math.radians(shears[1])
+    height, width = size
+    pivot_x, pivot_y = (0.0, 0.0) if center is None else (center[0] - width * 0.5, center[1] - height * 0.5)
+    xx = math.cos(turn - shear_y) / math.cos(shear_y)
+    xy = -(xx * math.tan(shear_x) + math.sin(turn))
+    yx = math.sin(turn - shear_y) / math.cos(shear_y)
+    yy = math.cos(turn) - yx * math.tan(shear_x)
+    # the determinant is 1 before scaling, so the adjugate is the inverse
+    inverse = ((yy / scale, -xy / scale), (-yx / scale, xx / scale))
+    to_x, to_y = pivot_x + translate[0], pivot_y + translate[1]
+    matrix: list[float] = []
+    for (along_x, along_y), pivot in zip(inverse, (pivot_x, pivot_y), strict=True):
+        matrix += [along_x, along_y, pivot - along_x * to_x - along_y * to_y]
+    return matrix
+
+
+def _matrix(row: Row, size: list[int]) -> list[float]:
+    if "translate" in row:
+        return _inverse_matrix(row["angle"], row["translate"], row["scale"], row["shear"], row["center"], size)
+    # rotate turns the other way
+    return _inverse_matrix(-(row["angle"] % 360), (0.0, 0.0), 1.0, 0.0, row["center"], size)
+
+
+def _planes(theta: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
+    """``a x + b y + c`` for each row of `theta` (K, R, 3) at each pixel: (K, R, H, W).
+
+    In the order, and with the fused multiply-add, of the matrix product that torchvision makes.
+    """
+    a, b, c = theta[..., None, None].unbind(2)
+    return torch.addcmul(xs * a, ys.unsqueeze(-1), b).add_(c)
+
+
+def _upload_theta(theta: Tensor, divisor: list[float], x: Tensor) -> Tensor:
+    """(K, 2, 3) host matrices, divided into grid_sample's units in `x`'s precision, on the device."""
+    dtype = x.dtype if x.is_floating_point() else torch.float32
+    units = theta.to(dtype) / torch.tensor(divisor, dtype=dtype).unsqueeze(-1)
+    return units.to(working_dtype(x)).to(x.device, non_blocking=True)
+
+
+def _affine_grid(matrices: list[list[float]], x: Tensor, out_size: list[int]) -> Tensor:
+    """Sampling grid (K, H, W, 2); pixels are counted from the centre, K is 1 when all matrices are equal."""
+    height, width = x.shape[-2:]
+    theta = torch.tensor(distinct(matrices), dtype=torch.float64).view(-1, 2, 3)
+    theta = _upload_theta(theta, [0.5 * width, 0.5 * height], x)
+    ys, xs = (torch.linspace((1.0 - n) * 0.5, (n - 1.0) * 0.5, n, device=x.device, dtype=theta.dtype) for n in out_size)
+    return _planes(theta, xs, ys).permute(0, 2, 3, 1)
+
+
+def _mode(interpolation: Any) -> str:
+    mode = str(_MODES.get(interpolation, getattr(interpolation, "value", interpolation)))
+    if mode not in _MODES.values():
+        raise ValueError(f"interpolation must be nearest or bilinear for tensors, got {mode!r}.")
+    return mode
+
+
+def _sample(x: Tensor, grid: Tensor, row: Row) -> Tensor:
+    """`grid_sample` with torchvision's fill: a mask of ones is sampled along, and fills where it is not one."""
+    mode = _mode(row["interpolation"])
+    if x.numel() == 0:
+        return x.new_empty((*x.shape[:-2], *grid.shape[1:3]))
+    batch, *_, height, width = x.shape
+    dtype = x.dtype if x.is_floating_point() else torch.float32
+    sample = functools.partial(nnf.grid_sample, mode=mode, padding_mode="zeros", align_corners=False)
+    grid = grid.to(dtype)
+    flat = x.to(dtype).reshape(batch, -1, height, width)
+    out: Tensor = sample(flat, grid.expand(batch, -1, -1, -1))
+    out = out.view(*x.shape[:-2], *out.shape[-2:])
+    if row["fill"] is not None:
+        ones = flat.new_ones(()).expand(grid.shape[0], 1, height, width)
+        mask = sample(ones, grid).view(-1, *[1] * (x.ndim - 3), *out.shape[-2:])
+        fill = _fill(row["fill"], x, dtype)
+        out = torch.where(mask < 0.5, fill, out) if mode == "nearest" else out.sub_(fill).mul_(mask).add_(fill)
+    return out if x.is_floating_point() else out.round_().to(x.dtype)
+
+
+def _fill(fill: Any, x: Tensor, dtype: torch.dtype) -> Tensor | float:
+    if isinstance(fill, (int, float)):
+        return float(fill)
+    if len(fill) not in (1, x.shape[-3]):
+        raise ValueError(f"fill must have one value or one for each of {x.shape[-3]} channels, got {fill}.")
+    return upload(list(fill), x.device, dtype).view(-1, 1, 1) if len(fill) > 1 else float(fill[0])
+
+
+def warp(x: Tensor, rows: Rows) -> Tensor:
+    """`affine` and `rotate` calls, mixed, of one interpolation and fill."""
+    size = list(x.shape[-2:])
+    return _sample(x, _affine_grid([_matrix(row, size) for row in rows], x, size), rows[0])
+
+
+def rotate(x: Tensor, rows: Rows) -> Tensor:
+    """Turns counter-clockwise by `angle` degrees; with `expand`, and for exact quarter turns, all rows are equal."""
+    row, size = rows[0], list(x.shape[-2:])
+    angle = row["angle"] % 360
+    if row["center"] is None and (angle % 180 == 0 or angle % 90 == 0 and (row["expand"] or size[0] == size[1])):
+        moved: Tensor = F.rotate(x, **row)  # pixels only change places
+        return moved
+    if not row["expand"]:
+        return warp(x, rows)
+    # torchvision sizes the canvas itself; a meta tensor asks it without touching pixels
+    canvas = F.rotate(torch.empty((1, *size), device="meta"), **row).shape[-2:]
+    return _sample(x, _affine_grid([_matrix(row, size)], x, list(canvas)), row)
+
+
+def _perspective_coefficients(rows: Rows) -> list[list[float]]:
+    """The eight numbers of each row's map, given or solved from four corners in float64, as torchvision does."""
+    found = [row["coefficients"] for row in rows]
+    unsolved = [i for i, given in enumerate(found) if given is None]
+    if unsolved:
+        ends, starts = ([rows[i][name] for i in unsolved] for name in ("endpoints", "startpoints"))
+        x, y = torch.tensor(ends, dtype=torch.float64).unbind(-1)  # (K, 4) each
+        target = torch.tensor(starts, dtype=torch.float64)
+        plane, nothing = torch.stack((x, y, torch.ones_like(x)), -1), torch.zeros(*x.shape, 3, dtype=torch.float64)
+        affine_part = torch.stack((torch.cat((plane, nothing), -1), torch.cat((nothing, plane), -1)), -2)
+        projective = -target.unsqueeze(-1) * torch.stack((x, y), -1).unsqueeze(-2)
+        system = torch.cat((affine_part, projective), -1).flatten(1, 2)  # (K, 8, 8)
+        solved = torch.linalg.lstsq(system, target.flatten(1).unsqueeze(-1), driver="gels").solution
+        for i, solution in zip(unsolved, solved.squeeze(-1).float().tolist(), strict=True):
+            found[i] = solution
+    if any(len(given) != 8 for given in found):
+        raise ValueError("Argument coefficients should have 8 float values")
+    return [list(given) for given in found]
+
+
+def perspective(x: Tensor, rows: Rows) -> Tensor:
+    """Maps `startpoints` to `endpoints`, or by `coefficients`: Pillow's quotient of planes at pixel centres."""
+    height, width = x.shape[-2:]
+    table = torch.tensor(distinct(_perspective_coefficients(rows)), dtype=torch.float64)
+    above = _upload_theta(table[:, :6].view(-1, 2, 3), [0.5 * width, 0.5 * height], x)
+    below = torch.cat((table[:, 6:], torch.ones(len(table), 1, dtype=torch.float64)), 1).unsqueeze(1)
+    below = _upload_theta(below, [1.0], x)
+    ys, xs = (torch.linspace(0.5, n - 0.5, n, device=x.device, dtype=above.dtype) for n in (height, width))
+    grid = _planes(above, xs, ys).div_(_planes(below, xs, ys)).sub_(1.0)
+    return _sample(x, grid.permute(0, 2, 3, 1), rows[0])
+
+
+def elastic(x: Tensor, rows: Rows) -> Tensor:
+    """Moves each pixel by its `displacement` (1, H, W, 2), in units of half the image."""
+    height, width = x.shape[-2:]
+    fields = [row["displacement"] for row in rows]
+    wanted = (1, height, width, 2)
+    if any(field.shape != wanted for field in fields):
+        raise ValueError(f"displacement must have shape {wanted}, got {[tuple(field.shape) for field in fields]}.")
+    if all(field is fields[0] for field in fields):
+        fields = fields[:1]
+    shift = torch.cat(fields).to(x.device, working_dtype(x), non_blocking=True)
+    ys, xs = (torch.linspace((1 - n) / n, (n - 1) / n, n, device=x.device, dtype=shift.dtype) for n in (height, width))
+    identity = torch.stack((xs.expand(height, -1), ys.unsqueeze(-1).expand(-1, width)), -1)
+    return _sample(x, identity + shift, rows[0])
+
+
+# --- windows: crop, resized_crop, pad, erase -------------------------------------------------------------------------
+
+
+def crop(x: Tensor, rows: Rows) -> Tensor:
+    """Cuts windows of one size at each row's `top` and `left`; zero outside of the image. One gather."""
+    (height, width), (full_height, full_width) = (rows[0]["height"], rows[0]["width"]), x.shape[-2:]
+    corners = upload([[row["top"], row["left"]] for row in rows], x.device, torch.int64)
+    ys = corners[:, :1] + torch.arange(height, device=x.device)
+    xs = corners[:, 1:] + torch.arange(width, device=x.device)
+    index = ys.clamp(0, full_height - 1).mul_(full_width).unsqueeze(-1) + xs.clamp(0, full_width - 1).unsqueeze(-2)
+    flat = x.reshape(len(rows), -1, full_height * full_width)
+    out = flat.gather(-1, index.view(len(rows), 1, -1).expand(-1, flat.shape[1], -1)).view(*x.shape[:-2], height, width)
+    inside = [
+        0 <= row["top"] <= full_height - height and 0 <= row["left"] <= full_width - width for row in rows
+    ]  # known on the host: no need to look
+    if all(inside):
+        return out
+    outside_y, outside_x = (ys < 0) | (ys >= full_height), (xs < 0) | (xs >= full_width)
+    outside = outside_y.unsqueeze(-1) | outside_x.unsqueeze(-2)
+    return out.masked_fill_(outside.view(-1, *[1] * (x.ndim - 3), height, width), 0)
+
+
+def resized_crop(x: Tensor, rows: Rows) -> Tensor:
+    """Cuts windows of one size, then resizes them together."""
+    row = rows[0]
+    window = crop(x, rows)
+    out: Tensor = F.resize(window, row["size"], interpolation=row["interpolation"], antialias=row["antialias"])
+    return out
+
+
+def pad(x: Tensor, rows: Rows) -> Tensor:
+    """Pads all samples alike; only a fill by channel differs from torchvision, which would wait for it."""
+    row = rows[0]
+    fill, padding = row["fill"], row["padding"]
+    sides = [padding] if isinstance(padding, int) else list(padding)
+    left, top, right, bottom = sides * (4 // len(sides)) if len(sides) in (1, 2, 4) else (-1,) * 4
+    by_channel = isinstance(fill, (list, tuple)) and len(fill) > 1
+    if not by_channel or row["padding_mode"] != "constant" or min(sides) < 0:
+        padded: Tensor = F.pad(x, **row)
+        return padded
+    height, width = x.shape[-2:]
+    color = torch.tensor(fill).to(x.dtype).to(x.device, non_blocking=True).view(-1, 1, 1)
+    out = x.new_empty((*x.shape[:-2], top + height + bottom, left + width + right)).copy_(color)
+    out[..., top : top + height, left : left + width] = x
+    return out
+
+
+def erase(x: Tensor, rows: Rows) -> Tensor:
+    """Sets each row's window to `v`: one value, one a channel, or a whole patch."""
+    values = [torch.as_tensor(row["v"]).to(x.dtype) for row in rows]
+    if any(value.shape[-2:].numel() > 1 for value in values if value.ndim > 1):
+        return _erase_patches(x, rows, values)
+    channels = x.shape[-3]
+    colors = torch.stack([value.expand(channels, 1, 1) for value in values]).to(x.device, non_blocking=True)
+    edges = [[row["i"], row["i"] + row["h"], row["j"], row["j"] + row["w"]] for row in rows]
+    box = upload(edges, x.device, torch.int64)
+    top, bottom, left, right = box.view(len(rows), 4, *[1] * (x.ndim - 1)).unbind(1)
+    ys, xs = torch.arange(x.shape[-2], device=x.device).unsqueeze(-1), torch.arange(x.shape[-1], device=x.device)
+    window = ((ys >= top) & (ys < bottom)) & ((xs >= left) & (xs < right))
+    return torch.where(window, colors.view(len(rows), *[1] * (x.ndim - 4), channels, 1, 1), x)
+
+
+def _erase_patches(x: Tensor, rows: Rows, values: list[Tensor]) -> Tensor:
+    """All patches travel in one copy, then each is put in its place."""
+    packed = torch.cat([value.flatten() for value in values]).to(x.device, non_blocking=True)
+    patches = torch.split(packed, [value.numel() for value in values])
+    out = x.clone()
+    for item, row, value, patch in zip(out, rows, values, patches, strict=True):
+        i, j, h, w = (row[name] for name in "ijhw")
+        item[..., i : i + h, j : j + w] = patch.view(value.shape)
+    return out

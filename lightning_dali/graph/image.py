@@ -1,0 +1,261 @@
+"""The DALI graph of an image lane: decode, window, resize, window, flip, finish; then the tail.
+
+`ImageSpec` is written in the worker; building and running it happens in the rank. DALI is imported when it is built.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lightning_dali.graph.plan import Finish, Head
+from lightning_dali.graph.spec import Device, Executor, LaneSpec
+
+if TYPE_CHECKING:
+    from lightning_dali.wire import Lane
+
+
+@dataclass(frozen=True)
+class ImageSpec(LaneSpec):
+    """Which stages of the image template a lane needs."""
+
+    mode: str = "RGB"
+    """"RGB" or "L"."""
+    encoded: bool = True
+    """Whether items are encoded bytes; else arrays (H, W, C) of uint8."""
+    first: bool = False
+    """Whether some item cuts a window before resizing."""
+    first_pads: bool = False
+    """Whether such a window may stick out of the image."""
+    resize: bool = False
+    """Whether some item is resized."""
+    interpolation: str = "bilinear"
+    antialias: bool = True
+    float_resize: bool = False
+    """Whether the resized image is kept unrounded."""
+    second: bool = False
+    """Whether some item cuts a window after resizing (it may stick out)."""
+    flip: bool = False
+    """Whether some item is flipped."""
+    fill: tuple[float, ...] = (0.0,)
+    """Colour outside of the image, one or one per channel."""
+    finish: Finish | None = None
+    """The last stage, if the lane's items share it."""
+
+    @classmethod
+    def of_head(cls, head: Head, *, mode: str, encoded: bool) -> ImageSpec:
+        """The spec that one item needs."""
+        pads = head.first is not None and (
+            head.first[0] < 0
+            or head.first[1] < 0
+            or head.first[0] + head.first[2] > head.size[0]
+            or head.first[1] + head.first[3] > head.size[1]
+        )
+        return cls(
+            mode=mode,
+            encoded=encoded,
+            first=head.first is not None,
+            first_pads=pads,
+            resize=head.resized is not None,
+            interpolation=head.interpolation or "bilinear",
+            antialias=head.antialias,
+            float_resize=head.float_resize,
+            second=head.second is not None,
+            flip=head.hflip or head.vflip,
+            fill=head.fill or (0.0,),
+            finish=head.finish,
+        )
+
+    def merge(self, other: LaneSpec) -> ImageSpec | None:
+        """Stages have identity parameters, so the union serves both; what is static must agree."""
+        if not isinstance(other, ImageSpec):
+            return None
+        if (self.mode, self.encoded, self.finish) != (other.mode, other.encoded, other.finish):
+            return None
+        pads = (self.first_pads or self.second) and (other.first_pads or other.second)
+        if pads and self.fill != other.fill:
+            return None
+        kernel = ("interpolation", "antialias", "float_resize")
+        if self.resize and other.resize and any(getattr(self, name) != getattr(other, name) for name in kernel):
+            return None
+        resampling = self if self.resize else other
+        return replace(
+            self,
+            first=self.first or other.first,
+            first_pads=self.first_pads or other.first_pads,
+            resize=self.resize or other.resize,
+            **{name: getattr(resampling, name) for name in kernel},
+            second=self.second or other.second,
+            flip=self.flip or other.flip,
+            fill=self.fill if self.first_pads or self.second else other.fill,
+        )
+
+    def build(self, device: Device, *, max_batch_size: int) -> Executor:
+        """Builds the DALI pipeline."""
+        return ImageExecutor(self, device, max_batch_size=max_batch_size)
+
+    def describe(self) -> list[tuple[str, str]]:
+        """The stages in order."""
+        steps = ["decode" if self.encoded else "pixels from memory"]
+        steps += ["window" + (f" (fill {self.fill})" if self.first_pads else "")] if self.first else []
+        antialias = ", antialias" if self.antialias else ""
+        steps += [f"resize ({self.interpolation}{antialias})"] if self.resize else []
+        steps += ["window"] if self.second else []
+        steps += ["flip"] if self.flip else []
+        if self.finish is not None:
+            steps.append(f"to {self.finish.dtype}" + (" and normalize" if self.finish.mean else ""))
+        return [(step, "DALI") for step in steps]
+
+
+def head_inputs(spec: ImageSpec, heads: list[Head]) -> dict[str, np.ndarray]:
+    """The per-item parameters of every stage that `spec` has, identity where an item does not use it.
+
+    Returns:
+        int32 arrays `(n, 2)` for windows and sizes, `(n,)` for flips.
+    """
+    inputs: dict[str, np.ndarray] = {}
+    n = len(heads)
+    if spec.first:
+        windows = np.array([head.first or (0, 0, *head.size) for head in heads], np.int32).reshape(n, 4)
+        inputs["first_start"], inputs["first_shape"] = windows[:, :2].copy(), windows[:, 2:].copy()
+    cut = [head.first[2:] if head.first is not None else head.size for head in heads]
+    resized = [head.resized or size for head, size in zip(heads, cut, strict=True)]
+    if spec.resize:
+        inputs["size"] = np.array(resized, np.float32).reshape(n, 2)
+    if spec.second:
+        windows = np.array(
+            [head.second or (0, 0, *size) for head, size in zip(heads, resized, strict=True)], np.int32
+        ).reshape(n, 4)
+        inputs["second_start"], inputs["second_shape"] = windows[:, :2].copy(), windows[:, 2:].copy()
+    if spec.flip:
+        inputs["hflip"] = np.array([head.hflip for head in heads], np.int32)
+        inputs["vflip"] = np.array([head.vflip for head in heads], np.int32)
+    return inputs
+
+
+class ImageExecutor:
+    """One DALI pipeline for an image lane."""
+
+    def __init__(self, spec: ImageSpec, device: Device, *, max_batch_size: int) -> None:
+        from lightning_dali.graph.dali import new_pipeline
+
+        self.spec, self.device = spec, device
+        self._pipeline = new_pipeline(device, max_batch_size=max_batch_size)
+        with self._pipeline:
+            self._pipeline.set_outputs(_graph(spec, device))
+        self._pipeline.build()
+        self._inputs = [name for name in _stage_inputs(spec)]
+
+    def feed(self, lane: Lane) -> None:
+        """Hands one batch to DALI; returns at once."""
+        parameters = lane.inputs
+        missing = [name for name in self._inputs if name not in parameters]
+        if missing:
+            parameters = {**parameters, **self._identity(lane, missing)}
+        self._pipeline.feed_input("data", lane.data)
+        for name in self._inputs:
+            self._pipeline.feed_input(name, parameters[name])
+        self._pipeline._run_once()  # `schedule_run` would wait for a full prefetch queue first
+
+    def _identity(self, lane: Lane, missing: list[str]) -> dict[str, np.ndarray]:
+        """Identity parameters of stages that this batch's worker did not know to be there."""
+        heads = lane.heads
+        return {name: array for name, array in head_inputs(self.spec, heads).items() if name in missing}
+
+    def collect(self, lane: Lane) -> torch.Tensor | list[torch.Tensor]:
+        """The oldest batch: `(n, C, H, W)`, or a list of `(C, H, W)` when sizes differ."""
+        from lightning_dali.graph.dali import collect
+
+        (output,) = collect(self._pipeline, self.device)
+        if self.spec.finish is not None:
+            return output
+        if isinstance(output, list):
+            return [item.permute(2, 0, 1) for item in output]
+        return output.permute(0, 3, 1, 2)
+
+    def close(self) -> None:
+        """Frees the pipeline."""
+        self._pipeline = None  # type: ignore[assignment]
+
+
+def _stage_inputs(spec: ImageSpec) -> list[str]:
+    """Names of the inputs beside the data, in feeding order."""
+    names: deque[str] = deque()
+    if spec.first:
+        names.extend(["first_start", "first_shape"])
+    if spec.resize:
+        names.append("size")
+    if spec.second:
+        names.extend(["second_start", "second_shape"])
+    if spec.flip:
+        names.extend(["hflip", "vflip"])
+    return list(names)
+
+
+def _graph(spec: ImageSpec, device: Device) -> Any:
+    """Builds the template inside the current pipeline."""
+    from nvidia.dali import fn, types
+
+    gpu = device.index is not None
+
+    def source(name: str) -> Any:
+        return fn.external_source(name=name, device="cpu", no_copy=True)
+
+    fill = [float(value) for value in spec.fill]
+    roi = {"axes": [0, 1]}
+    cut_done = False
+    if spec.encoded:
+        kind = types.RGB if spec.mode == "RGB" else types.GRAY
+        options: dict[str, Any] = {"output_type": kind, "adjust_orientation": False, "use_fast_idct": False}
+        if gpu:
+            images = fn.decoders.image(
+                source("data"), device="mixed", hw_decoder_load=device.hw_decoder_load, **options
+            )
+        elif spec.first and not spec.first_pads:
+            # on the CPU decoding only the window pays; on the GPU it keeps the hardware decoder idle
+            images = fn.decoders.image_slice(
+                source("data"), device="cpu", start=source("first_start"), shape=source("first_shape"), **roi, **options
+            )
+            cut_done = True
+        else:
+            images = fn.decoders.image(source("data"), device="cpu", **options)
+    else:
+        images = fn.external_source(name="data", device="cpu", no_copy=True, layout="HWC")
+        images = images.gpu() if gpu else images
+    if spec.first and not cut_done:
+        images = _cut(images, source("first_start"), source("first_shape"), fill, pads=spec.first_pads)
+    if spec.resize:
+        interpolation = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}[spec.interpolation]
+        images = fn.resize(
+            images,
+            size=source("size"),
+            interp_type=interpolation,
+            antialias=spec.antialias,
+            **({"dtype": types.FLOAT} if spec.float_resize else {}),
+        )
+    if spec.second:
+        images = _cut(images, source("second_start"), source("second_shape"), fill, pads=True)
+    if spec.flip:
+        images = fn.flip(images, horizontal=source("hflip"), vertical=source("vflip"))
+    return images if spec.finish is None else _finish(images, spec.finish)
+
+
+def _cut(images: Any, start: Any, shape: Any, fill: list[float], *, pads: bool) -> Any:
+    from nvidia.dali import fn
+
+    policy = {"out_of_bounds_policy": "pad", "fill_values": fill} if pads else {}
+    return fn.slice(images, start=start, shape=shape, axes=[0, 1], **policy)
+
+
+def _finish(images: Any, finish: Finish) -> Any:
+    """to_dtype, normalize and channels first in DALI's one operator."""
+    from nvidia.dali import fn, types
+
+    top = 255.0 if finish.scale else 1.0
+    mean = [top * value for value in finish.mean or (0.0,)]
+    std = [top * value for value in finish.std or (1.0,)]
+    return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std)

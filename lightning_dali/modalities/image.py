@@ -1,0 +1,243 @@
+"""Images: proxies to lanes.
+
+Runs in the worker. DALI decodes what it decodes like PIL; every other file is decoded here by PIL and travels as a
+lossless PNM beside the encoded ones; what is not 8-bit RGB or gray, or was materialised, travels as finished pixels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+
+from lightning_dali.graph.image import ImageSpec, head_inputs
+from lightning_dali.graph.pixels import PixelSpec
+from lightning_dali.graph.plan import Head, plan_item, plan_tail, unfinish
+from lightning_dali.graph.tail import group_key
+from lightning_dali.media import ImageError, encode_pnm
+from lightning_dali.proxies import Call, ImageSource, ProxyImage, ProxyStack
+from lightning_dali.wire import Blobs, Lane
+
+SUFFIXES = frozenset(PIL.Image.registered_extensions()) | {".jpg", ".jpeg"}
+"""File names that count as images when a dataset returns paths."""
+
+
+@dataclass(frozen=True)
+class ImageModality:
+    """How images are handled."""
+
+    def is_proxy(self, value: Any) -> bool:
+        """Whether a leaf stands in for an image."""
+        return isinstance(value, ProxyImage)
+
+    def is_stack(self, value: Any) -> bool:
+        """Whether a leaf is several of them, stacked by a collate function."""
+        return isinstance(value, ProxyStack)
+
+    def wrap(self, sample: Any, transform: Callable[[Any], Any] | None) -> Any:
+        """Applies the field transform to the first leaf that is an image: a proxy, path, bytes, array or PIL image."""
+        if transform is None:
+            return sample
+        done = False
+
+        def visit(leaf: Any) -> Any:
+            nonlocal done
+            proxy = None if done else self.as_proxy(leaf)
+            if proxy is None:
+                return leaf
+            done = True
+            return transform(proxy)
+
+        from lightning_dali.structure import map_leaves
+
+        wrapped = map_leaves(visit, sample)
+        if not done:
+            raise TypeError(
+                f"the sample has no image to transform: expected a path, bytes, an array (H, W, C) or a PIL image, got "
+                f"{_kinds(sample)}. Let the dataset apply its own transform, or return one of these."
+            )
+        return wrapped
+
+    def as_proxy(self, leaf: Any) -> ProxyImage | None:
+        """A proxy for a leaf that is an image in some form, else None."""
+        if isinstance(leaf, ProxyImage):
+            return leaf
+        if isinstance(leaf, (bytes, bytearray)):
+            return ProxyImage.make(ImageSource.from_bytes(bytes(leaf)))
+        if isinstance(leaf, (str, os.PathLike)) and os.path.splitext(os.fspath(leaf))[1].lower() in SUFFIXES:
+            path = os.fspath(leaf)
+            with open(path, "rb") as stream:
+                data = stream.read()
+            try:
+                return ProxyImage.make(ImageSource.from_bytes(data, path=path))
+            except ImageError as error:
+                error.path = path  # type: ignore[attr-defined]
+                raise
+        if isinstance(leaf, np.ndarray) and leaf.dtype == np.uint8 and (leaf.ndim == 2 or leaf.ndim == 3 and leaf.shape[2] == 3):
+            return ProxyImage.make(ImageSource.from_pixels(leaf))
+        if isinstance(leaf, PIL.Image.Image):
+            return ProxyImage.make(ImageSource.from_pixels(np.asarray(leaf), mode=leaf.mode))
+        if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.uint8 and leaf.ndim == 3 and leaf.shape[0] in (1, 3):
+            pixels = leaf.permute(1, 2, 0).contiguous().numpy()
+            return ProxyImage.make(ImageSource.from_pixels(pixels)).record("to_image", {})
+        return None
+
+    def check(self, proxy: ProxyImage) -> str | None:
+        """A file that looks cut off is decoded with PIL at once: PIL's word counts."""
+        source = proxy.source
+        reason = source.incomplete()
+        if reason is None:
+            return None
+        try:
+            source.settle()
+        except ImageError as error:
+            return f"{reason} ({error})"
+        return None
+
+    def settle(self, proxy: ProxyImage) -> None:
+        """Decodes with PIL."""
+        proxy.source.settle()
+
+    def path(self, proxy: ProxyImage) -> str | None:
+        """The file behind it."""
+        return proxy.source.path
+
+    def notes(self, proxy: ProxyImage) -> Iterable[str]:
+        """What needed pixels in the worker."""
+        return proxy.source.materialised
+
+    def lanes(self, items: Sequence[tuple[str, int, Any]]) -> list[tuple[Lane, list[int]]]:
+        """Plans the items of a batch, field by field."""
+        planned: list[tuple[Lane, list[int]]] = []
+        for group in _by_field(items).values():
+            planned += _plan_field(items, group)
+        return planned
+
+
+@dataclass
+class _Item:
+    position: int
+    source: ImageSource
+    head: Head
+    tail: tuple[Call, ...]
+    spec: ImageSpec
+
+
+def _by_field(items: Sequence[tuple[str, int, Any]]) -> Mapping[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for position, (name, _, _) in enumerate(items):
+        groups.setdefault(name, []).append(position)
+    return groups
+
+
+def _plan_field(items: Sequence[tuple[str, int, Any]], group: list[int]) -> list[tuple[Lane, list[int]]]:
+    done = [position for position in group if items[position][2].source.finished or not _in_graph(items[position][2])]
+    rest = [position for position in group if position not in set(done)]
+    lanes = [_pixel_lane(items, done)] if done else []
+    if not rest:
+        return lanes
+    # An encoded lane unless every item is pixels in memory already (then nothing is gained by packing them as PNM).
+    encoded = any(items[position][2].source.header is not None for position in rest)
+    planned = [_plan_one(position, items[position][2], encoded) for position in rest]
+    if len({item.head.finish for item in planned}) > 1:
+        planned = [_unfinished(item) for item in planned]
+    for spec, members in _merge_specs(planned):
+        lanes.append(_image_lane(items, spec, members))
+    return lanes
+
+
+def _in_graph(proxy: ProxyImage) -> bool:
+    return proxy.source.mode in ("RGB", "L")
+
+
+def _plan_one(position: int, proxy: ProxyImage, encoded: bool) -> _Item:
+    source = proxy.source
+    channels = 3 if source.mode == "RGB" else 1
+    head, tail = plan_item((source.height, source.width), proxy.calls, channels)
+    return _Item(position, source, head, tail, ImageSpec.of_head(head, mode=source.mode, encoded=encoded))
+
+
+def _unfinished(item: _Item) -> _Item:
+    """The item with its finish moved to the tail, for a batch whose items do not share one."""
+    tail = (*unfinish(item.head), *item.tail)
+    head = replace(item.head, finish=None, float_resize=False)
+    return replace(item, head=head, tail=tail, spec=replace(item.spec, finish=None, float_resize=False))
+
+
+def _merge_specs(planned: list[_Item]) -> list[tuple[ImageSpec, list[_Item]]]:
+    """Few specs that together serve every item."""
+    by_spec: dict[ImageSpec, list[_Item]] = {}
+    for item in planned:
+        by_spec.setdefault(item.spec, []).append(item)
+    merged: list[tuple[ImageSpec, list[_Item]]] = []
+    for spec, members in by_spec.items():
+        for number, (other, owners) in enumerate(merged):
+            union = other.merge(spec)
+            if union is not None:
+                merged[number] = (union, [*owners, *members])
+                break
+        else:
+            merged.append((spec, members))
+    return merged
+
+
+def _image_lane(
+    items: Sequence[tuple[str, int, Any]], spec: ImageSpec, members: list[_Item]
+) -> tuple[Lane, list[int]]:
+    members = sorted(members, key=lambda item: item.position)
+    positions = [item.position for item in members]
+    heads = [item.head for item in members]
+    lane = Lane(
+        field=items[positions[0]][0],
+        spec=spec,
+        data=Blobs(_payload(item.source, encoded=spec.encoded) for item in members),
+        inputs=head_inputs(spec, heads),
+        heads=heads,
+        tail=plan_tail([item.tail for item in members], group_key),
+        indices=[items[position][1] for position in positions],
+        paths=[item.source.path for item in members],
+    )
+    return lane, positions
+
+
+def _payload(source: ImageSource, *, encoded: bool) -> np.ndarray:
+    """What travels: the file's bytes, pixels as PNM beside them, or bare pixels (H, W, C)."""
+    if encoded and source.encoded:
+        return np.frombuffer(source.data, np.uint8)
+    pixels = source.pixels()
+    if encoded:
+        return np.frombuffer(encode_pnm(pixels), np.uint8)
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def _pixel_lane(items: Sequence[tuple[str, int, Any]], positions: list[int]) -> tuple[Lane, list[int]]:
+    arrays = []
+    for position in positions:
+        proxy = items[position][2]
+        if proxy.source.finished:
+            result = proxy.source.data
+        else:
+            result = proxy.materialise_tensor(f"mode {proxy.source.mode}")
+        arrays.append(result.as_subclass(torch.Tensor).contiguous())
+    lane = Lane(
+        field=items[positions[0]][0],
+        spec=PixelSpec(),
+        data=Blobs(),
+        inputs={},
+        heads=arrays,
+        tail=[],
+        indices=[items[position][1] for position in positions],
+        paths=[items[position][2].source.path for position in positions],
+    )
+    return lane, positions
+
+
+def _kinds(sample: Any) -> str:
+    from lightning_dali.structure import leaves
+
+    return ", ".join(type(leaf).__name__ for _, leaf in leaves(sample)) or "nothing"

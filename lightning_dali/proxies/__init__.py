@@ -1,0 +1,13 @@
+"""What stands in for pixels and samples in the worker, and how the calls made on it are recorded."""
+
+from __future__ import annotations
+
+from lightning_dali.proxies.calls import Call
+from lightning_dali.proxies.capture import capture, no_capture
+from lightning_dali.proxies.image import ProxyImage, ProxyStack, replay
+from lightning_dali.proxies.kernels import register
+from lightning_dali.proxies.source import ImageSource
+
+register(ProxyImage)
+
+__all__ = ["Call", "ImageSource", "ProxyImage", "ProxyStack", "capture", "no_capture", "replay"]

@@ -1,0 +1,39 @@
+"""What a proxy records: torchvision's (or torchaudio's) functional by name, with the arguments it was drawn with.
+
+Runs in the worker; its values travel to the rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """One recorded functional call."""
+
+    name: str
+    """The functional's own name, for instance ``"resized_crop"``."""
+    kwargs: Mapping[str, Any]
+    """Its arguments by name, without the image."""
+
+
+@functools.lru_cache(maxsize=None)
+def _parameter_names(functional: Callable[..., Any]) -> tuple[str, ...]:
+    """The functional's parameters after the input."""
+    return tuple(inspect.signature(functional).parameters)[1:]
+
+
+def bind(functional: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives positional arguments their names.
+
+    Args:
+        functional: The public functional, whose first parameter is the input.
+        args: Positional arguments after the input.
+        kwargs: Keyword arguments.
+    """
+    bound = dict(zip(_parameter_names(functional), args, strict=False))
+    bound.update(kwargs)
+    return bound

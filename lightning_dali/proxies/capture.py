@@ -1,0 +1,205 @@
+"""While a dataset's `__getitem__` runs, the places where datasets decode return proxies.
+
+Runs in the worker (and, with `num_workers=0`, in the rank's own process: then only the thread that captures sees it).
+The replaced attributes are restored when the scope ends. Captured are `PIL.Image.open`, `PIL.Image.fromarray`,
+`torchvision.io`'s image readers, and torchvision's v1 functionals, which do not know tv_tensors and are answered by their
+v2 twins when they are handed a proxy (so v1 transform classes run unmodified, with their own draws).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+import torchvision.io
+import torchvision.transforms.functional as F1
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F2
+
+from lightning_dali.media import ImageError
+from lightning_dali.proxies.image import ProxyImage
+from lightning_dali.proxies.source import ImageSource
+
+_active = threading.local()
+_Patch = tuple[Any, str, Any]
+
+
+def read_bytes(file: Any) -> tuple[bytes, str | None]:
+    """The bytes and, where known, the path of what was handed to an `open`: a path or a binary file object."""
+    if isinstance(file, (str, bytes, os.PathLike)):
+        path = os.fsdecode(file)
+        with open(path, "rb") as stream:
+            return stream.read(), path
+    name = getattr(file, "name", None)
+    return file.read(), name if isinstance(name, str) else None
+
+
+def _open(original: Callable[..., Any], fp: Any, mode: str = "r", formats: Any = None) -> Any:
+    if formats is not None:
+        return original(fp, mode, formats)
+    data, path = read_bytes(fp)
+    try:
+        return ProxyImage.make(ImageSource.from_bytes(data, path=path))
+    except ImageError as error:
+        error.path = path  # type: ignore[attr-defined]
+        raise
+
+
+def _fromarray(original: Callable[..., Any], obj: Any, mode: str | None = None) -> Any:
+    if not isinstance(obj, np.ndarray) or obj.dtype != np.uint8 or obj.ndim not in (2, 3) or mode not in (None, "L", "RGB"):
+        return original(obj, mode) if mode is not None else original(obj)
+    if obj.ndim == 3 and obj.shape[2] != 3:
+        return original(obj, mode) if mode is not None else original(obj)
+    return ProxyImage.make(ImageSource.from_pixels(obj, mode=mode))
+
+
+def _decode_image(original: Callable[..., Any], input: Any, mode: Any = "UNCHANGED", *args: Any, **kwargs: Any) -> Any:
+    name = getattr(mode, "name", str(mode)).upper()
+    encoded = isinstance(input, (str, os.PathLike)) or isinstance(input, torch.Tensor)
+    if not encoded or name not in ("RGB", "GRAY", "UNCHANGED") or args or any(kwargs.values()):
+        return original(input, mode, *args, **kwargs)
+    data, path = (bytes(input.numpy()), None) if isinstance(input, torch.Tensor) else read_bytes(input)
+    source = ImageSource.from_bytes(data, path=path)
+    wanted = {"RGB": "RGB", "GRAY": "L", "UNCHANGED": source.mode}[name]
+    if wanted not in ("RGB", "L"):
+        return original(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode)
+    return ProxyImage.make(source if wanted == source.mode else source.convert(wanted)).record("to_image", {})
+
+
+def _to_image(original: Callable[..., Any], inpt: Any) -> Any:
+    return inpt.record("to_image", {}) if isinstance(inpt, ProxyImage) else original(inpt)
+
+
+def _to_pil_image(original: Callable[..., Any], pic: Any, mode: Any = None) -> Any:
+    if isinstance(pic, ProxyImage):
+        pil_ready = pic.dtype == torch.uint8 and pic.shape[0] in (1, 3)
+        return pic.record("to_pil_image", {}) if pil_ready else pic.materialise_pil("to_pil_image")
+    return original(pic, mode)
+
+
+def _to_tensor(original: Callable[..., Any], pic: Any) -> Any:
+    if not isinstance(pic, ProxyImage):
+        return original(pic)
+    return F2.to_dtype(pic.record("to_image", {}), torch.float32, scale=True)
+
+
+def _get_dimensions(original: Callable[..., Any], img: Any) -> Any:
+    return list(img.shape[-3:]) if isinstance(img, ProxyImage) else original(img)
+
+
+def _get_image_size(original: Callable[..., Any], img: Any) -> Any:
+    return [img.width, img.height] if isinstance(img, ProxyImage) else original(img)
+
+
+def _get_image_num_channels(original: Callable[..., Any], img: Any) -> Any:
+    return img.shape[-3] if isinstance(img, ProxyImage) else original(img)
+
+
+def _v1_twin(twin: Callable[..., Any], original: Callable[..., Any], img: Any, *args: Any, **kwargs: Any) -> Any:
+    function = twin if isinstance(img, ProxyImage) else original
+    return function(img, *args, **kwargs)
+
+
+def _only_while_capturing(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """`replacement(original, ...)` in the capturing thread, `original(...)` in every other."""
+
+    @functools.wraps(original)
+    def captured(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_active, "on", False):
+            return replacement(original, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    return captured
+
+
+_V1_SPECIAL: dict[str, Callable[..., Any]] = {
+    "to_tensor": _to_tensor,
+    "pil_to_tensor": _to_image,
+    "to_pil_image": _to_pil_image,
+    "get_dimensions": _get_dimensions,
+    "get_image_size": _get_image_size,
+    "get_image_num_channels": _get_image_num_channels,
+}
+
+
+@functools.lru_cache(maxsize=1)
+def _patches() -> tuple[_Patch, ...]:
+    """Every attribute to replace: (owner, name, replacement)."""
+    wanted: list[tuple[Any, str, Callable[..., Any]]] = [
+        (PIL.Image, "open", _open),
+        (PIL.Image, "fromarray", _fromarray),
+        (torchvision.io, "decode_image", _decode_image),
+        (torchvision.io, "read_image", _decode_image),
+        (F2, "to_image", _to_image),
+        (F2, "pil_to_tensor", _to_image),
+        (F2, "to_pil_image", _to_pil_image),
+    ]
+    for name in vars(F1):
+        if name in _V1_SPECIAL:
+            wanted.append((F1, name, _V1_SPECIAL[name]))
+        elif name in _V1_TWINS and hasattr(F2, name):
+            wanted.append((F1, name, functools.partial(_v1_twin, getattr(F2, name))))
+    patches = [
+        (owner, name, _only_while_capturing(getattr(owner, name), replacement)) for owner, name, replacement in wanted
+    ]
+    types: tuple[Any, ...]
+    for transform in (v2.ToImage, v2.PILToTensor):
+        types = transform._transformed_types  # otherwise a proxy, being a tv_tensors.Image, would not be handed over
+        patches.append((transform, "_transformed_types", (*types, ProxyImage)))
+    return tuple(patches)
+
+
+_V1_TWINS = frozenset(
+    """resize center_crop crop resized_crop pad hflip vflip perspective five_crop ten_crop adjust_brightness adjust_contrast
+    adjust_saturation adjust_hue adjust_gamma rotate affine rgb_to_grayscale erase gaussian_blur invert posterize solarize
+    adjust_sharpness autocontrast equalize elastic_transform normalize convert_image_dtype""".split()
+)
+
+
+@contextmanager
+def capture() -> Iterator[None]:
+    """While it is open, what this thread decodes comes as proxies."""
+    _active.on = True
+    _install(+1)
+    try:
+        yield
+    finally:
+        _active.on = False
+        _install(-1)
+
+
+_lock = threading.Lock()
+_open_scopes = 0
+_replaced: list[_Patch] = []
+
+
+def _install(change: int) -> None:
+    """Replaces the attributes for the first scope that opens, restores them after the last one that closes."""
+    global _open_scopes
+    with _lock:
+        if _open_scopes == 0 and change > 0:
+            for owner, name, replacement in _patches():
+                _replaced.append((owner, name, vars(owner)[name]))
+                setattr(owner, name, replacement)
+        _open_scopes += change
+        if _open_scopes == 0:
+            while _replaced:
+                setattr(*_replaced.pop())
+
+
+@contextmanager
+def no_capture() -> Iterator[None]:
+    """Suspends the capture in this thread: what is decoded inside comes as pixels."""
+    was = getattr(_active, "on", False)
+    _active.on = False
+    try:
+        yield
+    finally:
+        _active.on = was

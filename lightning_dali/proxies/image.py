@@ -1,0 +1,329 @@
+"""`ProxyImage` stands in for an image's pixels while torchvision decides what to do with them.
+
+Runs in the worker. It has the image's true `(C, H, W)`, its encoded bytes and the calls recorded so far; the tensor
+below it is one byte with strides of zero. Whatever really needs pixels (a lambda, numpy, an unknown torch function)
+*materialises* it: decode on the CPU, replay the recorded calls with torchvision, go on eagerly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from torch._C import DisableTorchFunctionSubclass
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as F
+
+from lightning_dali.proxies.calls import Call
+from lightning_dali.proxies.source import ImageSource, channels_of_mode
+
+# What may be asked of a stand-in without touching a pixel.
+_METADATA: set[Any] = {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.ndimension,
+    torch.Tensor.numel,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.element_size,
+    torch.Tensor.__len__,
+    torch.is_tensor,
+    torch.is_floating_point,
+    torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.layout.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_sparse.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.is_quantized.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.names.__get__,  # type: ignore[attr-defined]
+}
+# What leaves the pixels as they are.
+_IDENTITY: set[Any] = {
+    torch.Tensor.contiguous,
+    torch.Tensor.clone,
+    torch.Tensor.detach,
+    torch.Tensor.cpu,
+    torch.Tensor.requires_grad_,
+    torch.clone,
+    torch.detach,
+}
+_BASES: dict[torch.dtype, torch.Tensor] = {}
+_FLIPS = {PIL.Image.Transpose.FLIP_LEFT_RIGHT: "horizontal_flip", PIL.Image.Transpose.FLIP_TOP_BOTTOM: "vertical_flip"}
+
+
+def stand_in(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of that shape and dtype over a single element."""
+    base = _BASES.get(dtype)
+    if base is None:
+        base = _BASES[dtype] = torch.zeros((), dtype=dtype)
+    with DisableTorchFunctionSubclass():
+        return base.expand(tuple(shape))
+
+
+class PILSize(tuple[int, int]):
+    """`image.size` for PIL users and `image.size()` for torch users."""
+
+    shape: tuple[int, ...]
+
+    def __new__(cls, shape: tuple[int, ...]) -> PILSize:
+        self = super().__new__(cls, (shape[-1], shape[-2]))
+        self.shape = shape
+        return self
+
+    def __call__(self, dim: int | None = None) -> Any:
+        return torch.Size(self.shape) if dim is None else self.shape[dim]
+
+
+class ProxyImage(tv_tensors.Image):
+    """An image whose pixels are still encoded; see the module."""
+
+    source: ImageSource
+    calls: tuple[Call, ...]
+    mode: str
+
+    @classmethod
+    def make(
+        cls,
+        source: ImageSource,
+        *,
+        calls: tuple[Call, ...] = (),
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype = torch.uint8,
+        mode: str | None = None,
+    ) -> ProxyImage:
+        """Builds a proxy over `source`.
+
+        Args:
+            source: The encoded bytes or pixels, with the facts of their header.
+            calls: What was recorded so far.
+            shape: `(C, H, W)` after those calls; the source's own without any.
+            dtype: dtype after those calls.
+            mode: The PIL mode it shows; the source's own by default.
+        """
+        mode = source.mode if mode is None else mode
+        if shape is None:
+            shape = (channels_of_mode(mode), source.height, source.width)
+        self: ProxyImage = torch.Tensor._make_subclass(cls, stand_in(shape, dtype))
+        self.source, self.calls, self.mode = source, calls, mode
+        return self
+
+    @classmethod
+    def of_result(cls, result: torch.Tensor) -> ProxyImage:
+        """A proxy around a finished tensor, so that it may stand in a batch beside proxies."""
+        return cls.make(ImageSource.from_result(result), shape=result.shape, dtype=result.dtype)
+
+    def record(
+        self, name: str, kwargs: Mapping[str, Any], *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
+    ) -> ProxyImage:
+        """A new proxy on which `name(image, **kwargs)` was recorded, of `shape` and `dtype` (this one's by default)."""
+        return type(self).make(
+            self.source,
+            calls=(*self.calls, Call(name, kwargs)),
+            shape=self.shape if shape is None else shape,
+            dtype=self.dtype if dtype is None else dtype,
+            mode=self.mode,
+        )
+
+    # -- pixels, when they are really needed ---------------------------------------------------------------------
+
+    def materialise(self, reason: str | None = None) -> Any:
+        """Decodes and replays the recorded calls with torchvision: a PIL image or a `tv_tensors.Image`."""
+        self.source.note_materialised(reason or _who_needs_pixels())
+        return replay(self.source.decode(), self.calls)
+
+    def materialise_tensor(self, reason: str | None = None) -> torch.Tensor:
+        """Like `materialise`, and always a tensor `(C, H, W)`."""
+        pixels = self.materialise(reason)
+        return pixels if isinstance(pixels, torch.Tensor) else F.pil_to_tensor(pixels)
+
+    def materialise_pil(self, reason: str | None = None) -> PIL.Image.Image:
+        """Like `materialise`, and always a PIL image."""
+        pixels = self.materialise(reason)
+        return F.to_pil_image(pixels) if isinstance(pixels, torch.Tensor) else pixels
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        pixels = self.materialise()
+        array = np.asarray(pixels)
+        return array if dtype is None else array.astype(dtype)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type[torch.Tensor], ...],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA:
+            with DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func in _IDENTITY:
+            return args[0]
+        if func is torch.Tensor.as_subclass and args[1] in (torch.Tensor, tv_tensors.Image, tv_tensors.TVTensor):
+            return args[0]
+        if func is torch.stack:
+            tensors = kwargs.get("tensors", args[0] if args else ())
+            if all(isinstance(item, ProxyImage) for item in tensors) and not kwargs.get("dim", (*args, 0, 0)[1]):
+                return ProxyStack(list(tensors))
+        if func is torch.Tensor.float:
+            return args[0].record("to_dtype", {"dtype": torch.float32, "scale": False}, dtype=torch.float32)
+        reason = _who_needs_pixels(func)
+
+        def pixels(value: Any) -> Any:
+            if isinstance(value, ProxyImage):
+                return value.materialise_tensor(reason)
+            return type(value)(map(pixels, value)) if isinstance(value, (list, tuple)) else value
+
+        args = [pixels(value) for value in args]
+        return func(*args, **{key: pixels(value) for key, value in kwargs.items()})
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        steps = ", ".join(call.name for call in self.calls)
+        return f"ProxyImage({self.source!r}, shape={tuple(self.shape)}, dtype={self.dtype}, calls=[{steps}])"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProxyImage:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a ProxyImage stays in its worker: it cannot be pickled")
+
+    # -- a PIL face ----------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> Any:  # type: ignore[override]
+        return PILSize(tuple(self.shape))
+
+    @property
+    def width(self) -> int:
+        return int(self.shape[-1])
+
+    @property
+    def height(self) -> int:
+        return int(self.shape[-2])
+
+    @property
+    def format(self) -> str | None:
+        return self.source.format
+
+    @property
+    def filename(self) -> str:
+        return self.source.path or ""
+
+    @property
+    def readonly(self) -> int:
+        return 1
+
+    def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        """PIL's `convert`: to RGB or L it stays encoded, anything else is done on pixels."""
+        if mode is None or mode == self.mode:
+            return self
+        if args or kwargs or mode not in ("RGB", "L") or self.calls or self.source.converted:
+            return self._delegate("convert", (mode, *args), kwargs)
+        return type(self).make(self.source.convert(mode))
+
+    def crop(self, box: Sequence[int] | None = None) -> ProxyImage:
+        """PIL's `crop((left, top, right, bottom))`, recorded."""
+        left, top, right, bottom = (0, 0, self.width, self.height) if box is None else (round(edge) for edge in box)
+        kwargs = {"top": top, "left": left, "height": bottom - top, "width": right - left}
+        return self.record("crop", kwargs, shape=(self.shape[0], bottom - top, right - left))
+
+    def transpose(self, *args: Any, **kwargs: Any) -> Any:
+        """PIL's `transpose(method)`, recorded for the flips; torch's `transpose(dim0, dim1)` materialises."""
+        if len(args) == 1 and not kwargs:
+            flip = _FLIPS.get(args[0])
+            return self.record(flip, {}) if flip else self._delegate("transpose", args, kwargs)
+        return self.materialise_tensor().transpose(*args, **kwargs)
+
+    def resize(self, size: Any, resample: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """PIL's `resize((width, height), resample)`, recorded for the filters that torchvision has."""
+        names = {PIL.Image.Resampling.BILINEAR: "bilinear", PIL.Image.Resampling.BICUBIC: "bicubic", None: "bicubic"}
+        if args or kwargs or resample not in names:
+            return self._delegate("resize", (size, resample, *args), kwargs)
+        width, height = size
+        recorded = {"size": [height, width], "interpolation": F.InterpolationMode(names[resample]), "antialias": True}
+        return self.record("resize", recorded, shape=(self.shape[0], height, width))
+
+    def load(self) -> None:
+        """PIL's `load`: nothing to do, decoding comes later."""
+
+    def close(self) -> None:
+        """PIL's `close`: the bytes are read already."""
+
+    def copy(self) -> ProxyImage:
+        return self
+
+    def split(self, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return self.materialise_tensor().split(*args, **kwargs)
+        return self._delegate("split", (), {})
+
+    def __enter__(self) -> ProxyImage:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def getbands(self) -> tuple[str, ...]:
+        return PIL.Image.getmodebands(self.mode) and PIL.Image.getmodebandnames(self.mode)
+
+    def _delegate(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return getattr(self.materialise_pil(f"PIL.Image.{name}"), name)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(PIL.Image.Image, name) and name not in ("info", "palette", "im"):
+            raise AttributeError(f"ProxyImage has no attribute {name!r}")
+        return getattr(self.materialise_pil(f"PIL.Image.{name}"), name)
+
+
+class ProxyStack:
+    """Several proxies that a collate function stacked: they become one tensor `(B, C, H, W)` in the rank."""
+
+    def __init__(self, items: list[ProxyImage]) -> None:
+        self.items = items
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.items), *self.items[0].shape))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def replay(pixels: Any, calls: Sequence[Call]) -> Any:
+    """Runs recorded calls on real pixels with torchvision's own functionals.
+
+    Args:
+        pixels: A PIL image or an array `(H, W[, C])`.
+        calls: In order.
+
+    Returns:
+        A PIL image as long as no call turned it into a tensor, else a tensor `(C, H, W)`.
+    """
+    for call in calls:
+        functional = getattr(F, call.name)
+        if not isinstance(pixels, torch.Tensor) and (
+            call.name in _TENSOR_ONLY or not isinstance(pixels, PIL.Image.Image) and call.name != "to_image"
+        ):
+            pixels = F.to_image(pixels)
+        kwargs = {key: value for key, value in call.kwargs.items() if key != "seed"}
+        pixels = functional(pixels, **kwargs)
+    if isinstance(pixels, np.ndarray):
+        pixels = F.to_image(pixels)
+    return pixels
+
+
+_TENSOR_ONLY = frozenset({"to_dtype", "normalize", "erase", "gaussian_noise", "jpeg", "permute_channels"})
+
+
+def _who_needs_pixels(func: Any = None) -> str:
+    """Names what asked for pixels: the nearest transform on the call stack, else the torch function."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and not isinstance(owner, torch.Tensor):
+            return type(owner).__name__
+        frame = frame.f_back  # type: ignore[assignment]
+    return getattr(func, "__name__", None) or "numpy"

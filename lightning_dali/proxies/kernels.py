@@ -1,0 +1,210 @@
+"""torchvision's functionals on a proxy: they record instead of compute.
+
+Runs in the worker. `register(proxy_class)` gives every image functional of `torchvision.transforms.v2.functional` a kernel
+for the proxy through torchvision's public `register_kernel`. A kernel needs to know one thing: the shape (and dtype) that
+the result would have. The output sizes follow torchvision's documentation of each functional and are tested against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torchvision.transforms.v2 import functional as F
+
+from lightning_dali.proxies.calls import bind
+
+Size = tuple[int, int]
+Kwargs = Mapping[str, Any]
+
+
+def resized_size(old: Size, size: Any, max_size: int | None = None) -> Size:
+    """The `(H, W)` that `torchvision.transforms.v2.functional.resize` gives.
+
+    One number is the shorter side, the longer one is truncated, as in torchvision's documentation of `Resize`.
+    """
+    if size is not None and not isinstance(size, int):
+        size = [int(side) for side in size]
+        if len(size) == 2:
+            return size[0], size[1]
+        size = size[0]
+    height, width = old
+    short, long = sorted(old)
+    if size is None:
+        assert max_size is not None
+        new_short, new_long = int(max_size * short / long), max_size
+    else:
+        new_short, new_long = int(size), int(size * long / short)
+        if max_size is not None and new_long > max_size:
+            new_short, new_long = int(max_size * new_short / new_long), max_size
+    return (new_short, new_long) if height <= width else (new_long, new_short)
+
+
+def padding_of(padding: Any) -> tuple[int, int, int, int]:
+    """torchvision's padding argument as (left, top, right, bottom)."""
+    if isinstance(padding, int):
+        return padding, padding, padding, padding
+    values = [int(value) for value in padding]
+    if len(values) == 1:
+        values *= 4
+    elif len(values) == 2:
+        values *= 2
+    left, top, right, bottom = values
+    return left, top, right, bottom
+
+
+def pair(size: Any) -> Size:
+    """One number or a sequence of one or two as `(H, W)`."""
+    if isinstance(size, int):
+        return size, size
+    values = [int(value) for value in size]
+    return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+def _pad_size(old: Size, kwargs: Kwargs) -> Size:
+    left, top, right, bottom = padding_of(kwargs["padding"])
+    return old[0] + top + bottom, old[1] + left + right
+
+
+def _rotate_size(old: Size, kwargs: Kwargs) -> Size:
+    if not kwargs.get("expand", False):
+        return old
+    # torchvision sizes the canvas itself; a meta tensor asks it without touching pixels
+    out = F.rotate(torch.empty((1, *old), device="meta"), **kwargs)
+    return int(out.shape[-2]), int(out.shape[-1])
+
+
+_SIZES: dict[str, Callable[[Size, Kwargs], Size]] = {
+    "resize": lambda old, kw: resized_size(old, kw["size"], kw.get("max_size")),
+    "resized_crop": lambda old, kw: resized_size((kw["height"], kw["width"]), kw["size"]),
+    "crop": lambda old, kw: (int(kw["height"]), int(kw["width"])),
+    "center_crop": lambda old, kw: pair(kw["output_size"]),
+    "pad": _pad_size,
+    "rotate": _rotate_size,
+}
+_CHANNELS: dict[str, Callable[[Kwargs], int]] = {
+    "rgb_to_grayscale": lambda kw: int(kw.get("num_output_channels", 1)),
+    "grayscale_to_rgb": lambda kw: 3,
+}
+_SAME_SHAPE = (
+    "erase", "jpeg", "adjust_brightness", "adjust_contrast", "adjust_gamma", "adjust_hue", "adjust_saturation",
+    "adjust_sharpness", "autocontrast", "equalize", "invert", "permute_channels", "posterize", "solarize", "affine",
+    "elastic", "horizontal_flip", "vertical_flip", "perspective", "gaussian_blur", "gaussian_noise", "normalize",
+    "to_dtype",
+)  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as plain numbers, so that they pickle small and compare."""
+    if isinstance(value, torch.Tensor) and value.ndim == 0:
+        return value.item()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _recorder(name: str) -> Callable[..., Any]:
+    functional = getattr(F, name)
+    size_of, channels_of = _SIZES.get(name), _CHANNELS.get(name)
+
+    def kernel(inpt: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = {key: _plain(value) for key, value in bind(functional, args, kwargs).items()}
+        bound.pop("inplace", None)
+        shape: Sequence[int] = inpt.shape
+        *lead, channels, height, width = shape
+        if size_of is not None:
+            height, width = size_of((height, width), bound)
+        if channels_of is not None:
+            channels = channels_of(bound)
+        return inpt.record(name, bound, shape=(*lead, channels, height, width))
+
+    return kernel
+
+
+def _to_dtype(inpt: Any, dtype: torch.dtype = torch.float32, scale: bool = False) -> Any:
+    if dtype == inpt.dtype:
+        return inpt
+    return inpt.record("to_dtype", {"dtype": dtype, "scale": scale}, dtype=dtype)
+
+
+def _gaussian_noise(inpt: Any, mean: float = 0.0, sigma: float = 0.1, clip: bool = True) -> Any:
+    if not inpt.dtype.is_floating_point and inpt.dtype != torch.uint8:
+        raise ValueError(f"Input tensor is expected to be in uint8 or float dtype, got dtype={inpt.dtype}")
+    seed = int(torch.randint(2**62, ()))  # the draw travels, not the noise
+    return inpt.record("gaussian_noise", {"mean": mean, "sigma": sigma, "clip": clip, "seed": seed})
+
+
+def five_crop_boxes(old: Size, size: Any) -> list[tuple[int, int, int, int]]:
+    """(top, left, height, width) of the four corners and the centre, in torchvision's order."""
+    height, width = old
+    crop_height, crop_width = pair(size)
+    if crop_height > height or crop_width > width:
+        raise ValueError(f"Requested crop size {(crop_height, crop_width)} is bigger than input size {old}")
+    bottom, right = height - crop_height, width - crop_width
+    # torchvision's center_crop rounds the half, Python's way (to even)
+    middle = (int(round(bottom / 2.0)), int(round(right / 2.0)))
+    corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), middle]
+    return [(top, left, crop_height, crop_width) for top, left in corners]
+
+
+def _five_crop(inpt: Any, size: Any) -> tuple[Any, ...]:
+    boxes = five_crop_boxes((inpt.shape[-2], inpt.shape[-1]), size)
+    return tuple(F.crop(inpt, *box) for box in boxes)
+
+
+def _ten_crop(inpt: Any, size: Any, vertical_flip: bool = False) -> tuple[Any, ...]:
+    flip = F.vertical_flip if vertical_flip else F.horizontal_flip
+    return _five_crop(inpt, size) + _five_crop(flip(inpt), size)
+
+
+def _needs_pixels(name: str) -> Callable[..., Any]:
+    functional = getattr(F, name)
+
+    def kernel(inpt: Any, *args: Any, **kwargs: Any) -> Any:
+        return functional(inpt.materialise(name), *args, **kwargs)
+
+    return kernel
+
+
+def register(proxy: type, *, kind: str = "image") -> None:
+    """Gives every functional that has a kernel for `kind` a recording kernel for `proxy`.
+
+    Args:
+        proxy: A subclass of `tv_tensors.Image` or `tv_tensors.Video` with a `record` method.
+        kind: torchvision's suffix of its kernels: ``"image"`` or ``"video"``.
+    """
+    special: dict[str, Callable[..., Any]] = {
+        "to_dtype": _to_dtype,
+        "gaussian_noise": _gaussian_noise,
+        "five_crop": _five_crop,
+        "ten_crop": _ten_crop,
+    }
+    for name in sorted(vars(F)):
+        if name.startswith(("get_", "_")) or not hasattr(F, f"{name}_{kind}") and name not in ("resize",):
+            continue
+        if name in special:
+            kernel = special[name]
+        elif name in _SIZES or name in _CHANNELS or name in _SAME_SHAPE:
+            kernel = _recorder(name)
+        else:  # a functional newer than this table: right, if slower
+            kernel = _needs_pixels(name)
+        F.register_kernel(getattr(F, name), proxy)(kernel)
+
+
+def center_crop_window(old: Size, size: Any) -> tuple[int, int, int, int]:
+    """The window (top, left, height, width) of `center_crop`, which may stick out of the image (filled with zeros).
+
+    torchvision pads first when the image is smaller: floor on the left and top side, ceil on the right and bottom side.
+    """
+    height, width = old
+    crop_height, crop_width = pair(size)
+
+    def start(full: int, wanted: int) -> int:
+        if wanted > full:
+            return -((wanted - full) // 2)
+        return int(round((full - wanted) / 2.0))
+
+    return start(height, crop_height), start(width, crop_width), crop_height, crop_width
+
+

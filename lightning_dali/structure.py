@@ -1,0 +1,74 @@
+"""Walks over samples and batches: tuples, lists, dicts, named tuples and dataclasses keep their type.
+
+Runs in the worker and in the rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Path = tuple[Any, ...]
+"""Keys and positions from the root of a sample to a leaf."""
+
+
+def _is_namedtuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any, *, leaf: Callable[[Any], bool] | None = None) -> Any:
+    """Applies `function` to every leaf and rebuilds the containers around the results.
+
+    Args:
+        function: Called with a leaf.
+        value: A leaf or a nesting of containers.
+        leaf: Says which containers count as leaves, for instance a named tuple with a meaning of its own.
+    """
+    if leaf is not None and leaf(value):
+        return function(value)
+    if isinstance(value, Mapping):
+        items = {key: map_leaves(function, item, leaf=leaf) for key, item in value.items()}
+        return items if type(value) is dict else _rebuild_mapping(value, items)
+    if _is_namedtuple(value):
+        return type(value)(*(map_leaves(function, item, leaf=leaf) for item in value))
+    if isinstance(value, (tuple, list)):
+        mapped = [map_leaves(function, item, leaf=leaf) for item in value]
+        return mapped if type(value) is list else type(value)(mapped)
+    if _is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(
+            value, **{name: map_leaves(function, getattr(value, name), leaf=leaf) for name in names}
+        )
+    return function(value)
+
+
+def _rebuild_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    try:
+        return type(original)(items)  # type: ignore[call-arg]
+    except TypeError:  # a mapping type with another constructor, such as defaultdict
+        return items
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yields every leaf with its path, depth first."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, (tuple, list)):
+        for position, item in enumerate(value):
+            yield from leaves(item, (*path, position))
+    elif _is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), (*path, field.name))
+    else:
+        yield path, value
+
+
+def field_name(path: Path) -> str:
+    """The name under which messages and lanes speak of a leaf: ``"0"``, ``"image"``, ``"views/1"``."""
+    return "/".join(map(str, path)) or "sample"

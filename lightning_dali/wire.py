@@ -1,0 +1,211 @@
+"""What crosses from a worker to its rank: a batch of samples, packed, and unpacked again.
+
+The large parts (encoded bytes, pixels, large arrays) lie in one shared-memory slab a batch; the rest is one small pickle.
+Packing runs in the worker, unpacking in the rank's server thread.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_dali.graph.plan import TailStep
+from lightning_dali.graph.spec import LaneSpec
+from lightning_dali.sampling import BatchTask
+
+ALIGNMENT = 64
+"""Bytes; every buffer starts on a cache line."""
+INLINE_BYTES = 2048
+"""Arrays up to this size travel in the pickle."""
+
+
+class Blobs(list[np.ndarray]):
+    """Arrays that travel in the slab without an array's pickling overhead: uint8, contiguous."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        shapes = [array.shape for array in self]
+        return _blobs, (shapes, *(pickle.PickleBuffer(np.ascontiguousarray(array)) for array in self))
+
+
+def _blobs(shapes: list[tuple[int, ...]], *buffers: Any) -> Blobs:
+    return Blobs(
+        np.frombuffer(buffer, np.uint8).reshape(shape) for shape, buffer in zip(shapes, buffers, strict=True)
+    )
+
+
+@dataclass
+class Lane:
+    """The items of one field that run through one graph."""
+
+    field: str
+    """The field's name in the sample, for messages."""
+    spec: LaneSpec
+    """The graph they need."""
+    data: Blobs
+    """One array an item: encoded bytes `(n_bytes,)` or pixels."""
+    inputs: dict[str, np.ndarray]
+    """Per-item parameters of the graph, first axis the item."""
+    heads: list[Any]
+    """What the graph does to each item."""
+    tail: list[TailStep]
+    """What follows on the device."""
+    indices: list[int]
+    """Dataset index of each item."""
+    paths: list[str | None]
+    """File of each item, where known."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def select(self, rows: list[int]) -> Lane:
+        """The lane with only those rows, without its tail."""
+        return replace(
+            self,
+            data=Blobs(self.data[row] for row in rows) if self.data else self.data,
+            inputs={name: array[rows] for name, array in self.inputs.items()},
+            heads=[self.heads[row] for row in rows],
+            tail=[],
+            indices=[self.indices[row] for row in rows],
+            paths=[self.paths[row] for row in rows],
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data."""
+        return sum(item.nbytes for item in self.data)
+
+
+@dataclass(frozen=True)
+class KnownBad:
+    """A task to be made again, with what turned out not to decode."""
+
+    task: BatchTask
+    reasons: tuple[tuple[int, str, str | None], ...]
+    """(dataset index, reason, path)."""
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The task's indices."""
+        return self.task.indices
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where an item's result belongs in the batch: row `row` of lane `lane`."""
+
+    lane: int
+    row: int
+
+
+@dataclass(frozen=True)
+class SlotStack:
+    """Several results that were stacked: `(B, ...)`."""
+
+    slots: tuple[Slot, ...]
+    ragged: bool = False
+    """Whether sizes differ: then a list is delivered."""
+
+
+@dataclass
+class Request:
+    """One batch on its way to the device."""
+
+    task: BatchTask
+    lanes: list[Lane]
+    batch: Any
+    """The collated batch with `Slot` and `SlotStack` in the places of proxied fields."""
+    indices: tuple[int, ...]
+    """Dataset indices of the rows that are in the batch."""
+    bad: list[Any] = field(default_factory=list)
+    """`BadSample`s found while it was made."""
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    """(field, what needed pixels in the worker)."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """How long the worker took, by stage."""
+
+
+def _tensor_from_array(array: np.ndarray, dtype: torch.dtype | None, kind: type | None, extra: Any) -> torch.Tensor:
+    # a copy: the array lies in a slab that will be used again
+    tensor = torch.from_numpy(np.array(array))
+    if dtype is not None:
+        tensor = tensor.view(dtype)
+    if kind is None:
+        return tensor
+    tensor = tensor.as_subclass(kind)
+    tensor.__dict__.update(extra)
+    return tensor
+
+
+_VIEWS = {torch.bfloat16: torch.int16}
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors as numpy arrays, so that their bytes can travel out of band."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor) or obj.device.type != "cpu" or obj.layout != torch.strided:
+            return NotImplemented
+        if type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__ and type(obj).__module__.split(".")[0] != "torchvision":
+            return NotImplemented
+        kind = None if type(obj) is torch.Tensor else type(obj)
+        plain = obj.detach().as_subclass(torch.Tensor)
+        view = _VIEWS.get(plain.dtype)
+        array = (plain.view(view) if view else plain).contiguous().numpy()
+        return _tensor_from_array, (array, plain.dtype if view else None, kind, dict(obj.__dict__) if kind else None)
+
+
+def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
+    """Pickles `value`; large arrays come as separate buffers."""
+    buffers: list[memoryview] = []
+
+    def keep_inline(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes <= INLINE_BYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=keep_inline).dump(value)
+    return stream.getvalue(), buffers
+
+
+def layout(buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int]:
+    """Where each buffer goes in a slab: ((offset, size), ...) and the bytes needed."""
+    places, end = [], 0
+    for buffer in buffers:
+        places.append((end, buffer.nbytes))
+        end += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
+def write(value: Any, slab: Callable[[int], memoryview]) -> bytes:
+    """Packs `value` into a message and a slab.
+
+    Args:
+        value: What to send.
+        slab: Called once with the bytes needed, gives the memory; not called when nothing is large.
+
+    Returns:
+        The message; `read` needs it and the slab.
+    """
+    body, buffers = dumps(value)
+    places, size = layout(buffers)
+    if size:
+        memory = np.frombuffer(slab(size), np.uint8)
+        for (offset, count), buffer in zip(places, buffers, strict=True):
+            memory[offset : offset + count] = np.frombuffer(buffer, np.uint8)
+    return pickle.dumps((places, body), protocol=5)
+
+
+def read(message: bytes, slab: memoryview | None) -> Any:
+    """Unpacks a message. Arrays of lanes look into the slab, which must live until the batch is done; tensors are copies."""
+    places, body = pickle.loads(message)
+    buffers = [slab[offset : offset + count] for offset, count in places] if slab is not None else []
+    return pickle.loads(body, buffers=buffers)
