@@ -138,7 +138,7 @@ def rotate(x: Tensor, rows: Rows) -> Tensor:
     if not row["expand"]:
         return warp(x, rows)
     # torchvision sizes the canvas itself; a meta tensor asks it without touching pixels
-    canvas = F.rotate(torch.empty((1, *size), device="meta"), **row).shape[-2:]
+    canvas = F.rotate(torch.empty((1, *size), device="meta"), **{**row, "fill": None}).shape[-2:]
     return _sample(x, _affine_grid([_matrix(row, size)], x, list(canvas)), row)
 
 
@@ -146,6 +146,8 @@ def _perspective_coefficients(rows: Rows) -> list[list[float]]:
     """The eight numbers of each row's map, given or solved from four corners in float64, as torchvision does."""
     found = [row["coefficients"] for row in rows]
     unsolved = [i for i, given in enumerate(found) if given is None]
+    if any(rows[i][name] is None for i in unsolved for name in ("startpoints", "endpoints")):
+        raise ValueError("perspective needs startpoints and endpoints, or coefficients.")
     if unsolved:
         ends, starts = ([rows[i][name] for i in unsolved] for name in ("endpoints", "startpoints"))
         x, y = torch.tensor(ends, dtype=torch.float64).unbind(-1)  # (K, 4) each
