@@ -63,7 +63,12 @@ class _Collater:
             return dataclasses.replace(first, **joined)
         if isinstance(first, (tuple, list)):
             return self._sequences(values, path)
-        self._same(values, path, "type", lambda value: "number" if isinstance(value, (int, float, np.number)) else type(value).__name__)
+        self._same(
+            values,
+            path,
+            "type",
+            lambda value: "number" if isinstance(value, (int, float, np.number)) else type(value).__name__,
+        )
         try:
             return default_collate(values)
         except TypeError:  # a type that PyTorch leaves to the user: hand it on
@@ -71,11 +76,16 @@ class _Collater:
 
     def _sequences(self, values: list[Any], path: tuple[Any, ...]) -> Any:
         first = values[0]
-        self._same(values, path, "length", lambda value: len(value) if isinstance(value, (tuple, list)) else type(value).__name__)
+        self._same(
+            values,
+            path,
+            "length",
+            lambda value: len(value) if isinstance(value, (tuple, list)) else type(value).__name__,
+        )
         joined = [self(list(column), (*path, n)) for n, column in enumerate(zip(*values, strict=True))]
         if hasattr(first, "_fields"):
             return type(first)(*joined)
-        return joined if not path and isinstance(first, list) or isinstance(first, list) else tuple(joined)
+        return joined if (not path and isinstance(first, list)) or isinstance(first, list) else tuple(joined)
 
     def _proxies(self, values: list[Any], path: tuple[Any, ...]) -> Any:
         if any(isinstance(value, ProxyImage) for value in values):  # some samples drew what needs pixels, others not
@@ -94,7 +104,9 @@ class _Collater:
         kind = type(values[0])
         tensors = [torch.as_tensor(value) for value in values]
         if any(tensor.shape != tensors[0].shape for tensor in tensors):
-            if path and issubclass(kind, (tv_tensors.BoundingBoxes, tv_tensors.KeyPoints, tv_tensors.Mask)) or self._counts(tensors, path):
+            if (
+                path and issubclass(kind, (tv_tensors.BoundingBoxes, tv_tensors.KeyPoints, tv_tensors.Mask))
+            ) or self._counts(tensors, path):
                 return values
             self._same(values, path, "shape", lambda value: tuple(value.shape))
         with torch._C.DisableTorchFunctionSubclass():

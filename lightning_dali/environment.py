@@ -66,7 +66,9 @@ def device_index(device: Any, trainer: Any) -> int | None:
     if wanted.type == "cpu":
         return None
     if wanted.type != "cuda":
-        raise ValueError(f"device is {device!r}: DALI runs on CUDA devices and on the CPU; allowed: 'auto', 'cpu', 'cuda:N'.")
+        raise ValueError(
+            f"device is {device!r}: DALI runs on CUDA devices and on the CPU; allowed: 'auto', 'cpu', 'cuda:N'."
+        )
     if not torch.cuda.is_available():
         raise ValueError(f"device is {device!r}, but torch sees no CUDA device here; pass device='cpu' or 'auto'.")
     return torch.cuda.current_device() if wanted.index is None else wanted.index

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from lightning_dali.collate import collate, describe_sample
 from lightning_dali.failures import BadSample, BadSampleError
+from lightning_dali.media import MediaError
 from lightning_dali.proxies import capture, no_capture
 from lightning_dali.sampling import BatchTask
 from lightning_dali.seeding import batch_seed, sample_seed, seeded
@@ -101,10 +102,10 @@ class Fetcher:
         try:
             with scope:
                 return self._wrap(self.dataset[index])
-        except (OSError, BadSampleError):
+        except (OSError, MediaError):
             raise
         except Exception as error:
-            if self._eager or getattr(error, "is_bad_media", False):
+            if self._eager:
                 raise
             # Perhaps the dataset insists on a real PIL image: the same draw again, with pixels.
             sample = self._get_eagerly(epoch, index, error)
@@ -162,12 +163,16 @@ class Fetcher:
 
     def _bad(self, task: BatchTask, index: int, error: Exception) -> BadSample:
         path = getattr(error, "path", None) or getattr(error, "filename", None)
-        reason = str(error) if getattr(error, "is_bad_media", False) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, MediaError) else f"{type(error).__name__}: {error}"
         sample = BadSample(
-            dataset_index=index, path=None if path is None else os.fsdecode(path), rank=self.rank, epoch=task.epoch, reason=reason
+            dataset_index=index,
+            path=None if path is None else os.fsdecode(path),
+            rank=self.rank,
+            epoch=task.epoch,
+            reason=reason,
         )
         if self.on_bad_sample == "raise":
-            if isinstance(error, OSError) or getattr(error, "is_bad_media", False):
+            if isinstance(error, (OSError, MediaError)):
                 raise BadSampleError(sample) from error
             _add_note(error, f"dataset index {index}, rank {self.rank}, epoch {task.epoch}")
             raise error
@@ -272,19 +277,6 @@ class Fetcher:
             f"gives {shapes[odd]}. Add a transform that fixes the size, such as v2.Resize((H, W)), v2.RandomResizedCrop(size) "
             "or v2.Resize(size) followed by v2.CenterCrop(size); or pass ragged='list' to get a list of tensors."
         )
-
-
-class MediaError(ValueError):
-    """A file that cannot be decoded; `path` says which."""
-
-    is_bad_media = True
-
-    def __init__(self, reason: str, path: str | None = None) -> None:
-        super().__init__(reason)
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return type(self), (str(self), self.path)
 
 
 class _Found:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,7 +26,9 @@ logger = logging.getLogger(__name__)
 class PoolSource:
     """Requests from worker processes, for one pass."""
 
-    def __init__(self, pool: WorkerPool, tasks: Iterator[BatchTask], *, ahead: int, keep_pool: Callable[[], bool]) -> None:
+    def __init__(
+        self, pool: WorkerPool, tasks: Iterator[BatchTask], *, ahead: int, keep_pool: Callable[[], bool]
+    ) -> None:
         self._pool, self._keep_pool = pool, keep_pool
         self._stream: Stream = pool.stream(tasks, ahead=ahead)
 
@@ -69,7 +70,7 @@ class InlineSource:
         try:
             return self._fetcher(task)
         except Exception as error:
-            return Failure(error, type(error).__name__, "")
+            return Failure.here(error)
 
     def redo(self, task: KnownBad) -> Packed:
         """Makes one batch again."""
@@ -125,7 +126,9 @@ class Loader:
         self.batch_transform, self._before_start = batch_transform, before_start
         self._context, self._persistent = context, persistent_workers and num_workers > 0
         self._watchdog_seconds = watchdog_seconds
-        self.server = Server(device, max_batch_size=max(1, plan.batch_size), on_bad=on_bad, queue=prefetch, keep=not release_each_pass)
+        self.server = Server(
+            device, max_batch_size=max(1, plan.batch_size), on_bad=on_bad, queue=prefetch, keep=not release_each_pass
+        )
         self._pool: WorkerPool | None = None
         self._pool_busy = False
         self._lock = threading.Lock()
@@ -171,17 +174,17 @@ class Loader:
         self._current = weakref.ref(one)
         return one
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Where the current pass stands: the epoch and the number of global samples consumed."""
         one = self._current() if self._current is not None else None
         if one is None:
             return {"epoch": self._next_epoch, "samples": self._start, **self._identity()}
         return {"epoch": one.epoch, "samples": one.position, **self._identity()}
 
-    def _identity(self) -> dict[str, int]:
-        return {"num_samples": self.plan.num_samples, "seed": self.fetcher.seed}
+    def _identity(self) -> dict[str, Any]:
+        return {"num_samples": self.plan.num_samples, "seed": self.fetcher.seed, "unit": self.plan.position_unit}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state` was taken: the next pass starts there. Nothing is decoded to get there.
 
         Raises:
@@ -198,9 +201,14 @@ class Loader:
                 f"the checkpoint's {self.name} position was taken with seed {state['seed']}, this run has seed "
                 f"{self.fetcher.seed}: the order would be another one. Pass seed={state['seed']} to the datamodule."
             )
+        if state.get("unit", self.plan.position_unit) != self.plan.position_unit:
+            raise ValueError(
+                f"the checkpoint's {self.name} position counts {state['unit']}, this loader counts {self.plan.position_unit}: "
+                "resume with the same kind of sampler, or load only the weights."
+            )
         self._next_epoch, self._start = int(state["epoch"]), int(state["samples"])
         self._epoch = self._next_epoch if self._epoch is not None else None
-        if self._start >= self.plan.epoch_size:
+        if self.plan.num_steps(start=self._start) == 0:  # taken at the end of an epoch
             self._next_epoch, self._start = self._next_epoch + 1, 0
         self._current = None
 

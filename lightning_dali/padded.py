@@ -1,7 +1,8 @@
 """Rows of different lengths in one tensor, with their lengths. Runs in the rank, and wherever a batch goes.
 
-A named tuple, because that is what every consumer of a batch already walks: `default_collate`, `pin_memory` and pytrees of
-PyTorch, `apply_to_collection` of Lightning (which refuses frozen dataclasses), and `data, lengths = batch` in a model.
+A named tuple, because that is what every consumer of a batch already walks: `default_collate`, `pin_memory` and pytrees
+of PyTorch, `apply_to_collection` of Lightning (which refuses frozen dataclasses), and `data, lengths = batch` in a
+model.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Padded(_Fields):
     """Rows that differ in length along their last dimension, `(B, S)`, `(B, C, S)`, `(B, F, T)`, ..., and the lengths.
 
     Raises:
-        ValueError: When the shapes do not fit each other. Values are not looked at: they may be on a device, and walkers
-            rebuild the tuple around whatever they made of its tensors.
+        ValueError: When the shapes do not fit each other. Values are not looked at: they may be on a device, and
+            walkers rebuild the tuple around whatever they made of its tensors.
     """
 
     __slots__ = ()

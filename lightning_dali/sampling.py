@@ -192,6 +192,8 @@ class BatchPlan(ABC):
 
     num_samples: int
     """Length of the dataset that the indices point into."""
+    batch_size: int
+    """Most samples of this rank in a step; of a batch sampler, only what it was said to be."""
     shard: Shard
     position_unit: ClassVar[str] = "samples"
     """What positions count. A position is only good for a plan of the same unit."""
@@ -363,6 +365,7 @@ class BatchSamplerPlan(BatchPlan):
         seed: of the batch sampler's draws; the same on all ranks.
         drop_last: leave out a last round that is not full; False for evaluation.
         already_sharded: it yields this rank's own batches, as many on every rank.
+        batch_size: what most batches hold, if known: for who prepares buffers. Batches may be larger.
 
     Raises:
         TypeError, ValueError, IndexError: as `SamplerPlan` does; also for an empty batch.
@@ -374,6 +377,7 @@ class BatchSamplerPlan(BatchPlan):
     seed: int = field(kw_only=True)
     drop_last: bool = field(kw_only=True)
     already_sharded: bool = field(kw_only=True)
+    batch_size: int = field(default=1, kw_only=True)
     position_unit: ClassVar[str] = "batches"
 
     @property

@@ -391,7 +391,9 @@ _NOTHING_YET = object()
 def _short(error: Exception) -> str:
     """DALI's own words, without its traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "Assert" in line or "rror" in line or "ailed" in line or "not supported" in line]
+    telling = [
+        line for line in lines if "Assert" in line or "rror" in line or "ailed" in line or "not supported" in line
+    ]
     return (telling or lines or [type(error).__name__])[-1][:300]
 
 

@@ -34,9 +34,7 @@ class Blobs(list[np.ndarray]):
 
 
 def _blobs(shapes: list[tuple[int, ...]], *buffers: Any) -> Blobs:
-    return Blobs(
-        np.frombuffer(buffer, np.uint8).reshape(shape) for shape, buffer in zip(shapes, buffers, strict=True)
-    )
+    return Blobs(np.frombuffer(buffer, np.uint8).reshape(shape) for shape, buffer in zip(shapes, buffers, strict=True))
 
 
 @dataclass
@@ -151,7 +149,10 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor) or obj.device.type != "cpu" or obj.layout != torch.strided:
             return NotImplemented
-        if type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__ and type(obj).__module__.split(".")[0] != "torchvision":
+        if (
+            type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__
+            and type(obj).__module__.split(".")[0] != "torchvision"
+        ):
             return NotImplemented
         kind = None if type(obj) is torch.Tensor else type(obj)
         plain = obj.detach().as_subclass(torch.Tensor)

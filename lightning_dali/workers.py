@@ -69,8 +69,16 @@ class Failure:
             kept = None
         return cls(kept, type(error).__name__, text)
 
+    @classmethod
+    def here(cls, error: BaseException) -> Failure:
+        """Wraps an exception of this process."""
+        return cls(error, type(error).__name__, "")
+
     def exception(self) -> BaseException:
         """The exception to raise in the rank; the worker's traceback is its cause."""
+        if not self.text:
+            assert self.error is not None
+            return self.error
         cause = RuntimeError(f"in a worker process:\n{self.text}")
         error = self.error if self.error is not None else RuntimeError(f"{self.kind} in a worker process:\n{self.text}")
         error.__cause__ = cause
@@ -243,7 +251,9 @@ class WorkerPool:
         self._tickets = 0
         self._alarm_read, self._alarm_write = os.pipe()
         os.set_blocking(self._alarm_read, False)
-        self._finalizer = weakref.finalize(self, _end, self._workers, [self._alarm_read, self._alarm_write], os.getpid())
+        self._finalizer = weakref.finalize(
+            self, _end, self._workers, [self._alarm_read, self._alarm_write], os.getpid()
+        )
 
     @property
     def started(self) -> bool:

@@ -380,6 +380,16 @@ def test_batch_sampler_that_shards_itself() -> None:
     assert make(Shard(0, 2)).position(1) == 2
 
 
+def test_endless_sampler_does_not_hang() -> None:
+    class Endless(Recorder):
+        def __iter__(self) -> Iterator[int]:
+            yield from [0] * 100
+            raise AssertionError("asked for far more than its length")
+
+    with pytest.raises(ValueError, match="Endless has length 5 but gave more"):
+        sampled(Endless(5), 9, 2)(Shard()).batches(0)
+
+
 def test_sampler_that_cannot_be_honoured() -> None:
     def run(make: Make) -> object:
         return make(Shard()).batches(0)

@@ -246,7 +246,7 @@ class BaseDataModule(L.LightningDataModule):
         assert transform is not None
 
         def apply(batch: Any, task: BatchTask) -> Any:
-            with seeded(batch_seed(seed ^ 0xBA7C, task.epoch, task.step), restore=True):
+            with seeded(batch_seed(seed, task.epoch, task.step), restore=True):
                 return transform(*batch) if isinstance(batch, tuple) else transform(batch)
 
         return apply
@@ -294,4 +294,3 @@ def _check_dataset(stage: str, given: Datasets) -> None:
                 f"{stage}_dataset is {item!r}: expected a dataset with __getitem__ and __len__, or a zero-argument function "
                 "that makes one."
             )
-

@@ -65,7 +65,10 @@ def _integer(name: str, value: Any, *, low: int, none: str | None = None, note: 
     if value is None and none is not None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}): expected an int" + (f", or None, which {none}." if none else "."))
+        raise TypeError(
+            f"{name} is {value!r} ({type(value).__name__}): expected an int"
+            + (f", or None, which {none}." if none else ".")
+        )
     if value < low:
         raise ValueError(f"{name} is {value}: it must be {low} or more" + (f"; {note}." if note else "."))
 

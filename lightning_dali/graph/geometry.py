@@ -132,7 +132,7 @@ def rotate(x: Tensor, rows: Rows) -> Tensor:
     """Turns counter-clockwise by `angle` degrees; with `expand`, and for exact quarter turns, all rows are equal."""
     row, size = rows[0], list(x.shape[-2:])
     angle = row["angle"] % 360
-    if row["center"] is None and (angle % 180 == 0 or angle % 90 == 0 and (row["expand"] or size[0] == size[1])):
+    if row["center"] is None and (angle % 180 == 0 or (angle % 90 == 0 and (row["expand"] or size[0] == size[1]))):
         moved: Tensor = F.rotate(x, **row)  # pixels only change places
         return moved
     if not row["expand"]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from lightning_dali.graph.plan import Finish, Head
+from lightning_dali.graph.run import run_tail
 from lightning_dali.graph.spec import Device, Executor, LaneSpec
 
 if TYPE_CHECKING:
@@ -171,15 +172,19 @@ class ImageExecutor:
         from lightning_dali.graph.dali import collect
 
         (output,) = collect(self._pipeline, self.device)
-        if self.spec.finish is not None:
+        if self.spec.finish is None:
+            output = [_channels_first(item) for item in output] if isinstance(output, list) else _channels_first(output)
+        elif not lane.tail:
             return output
-        if isinstance(output, list):
-            return [item.permute(2, 0, 1) for item in output]
-        return output.permute(0, 3, 1, 2)
+        return run_tail(output, lane.tail)
 
     def close(self) -> None:
         """Frees the pipeline."""
         self._pipeline = None  # type: ignore[assignment]
+
+
+def _channels_first(pixels: torch.Tensor) -> torch.Tensor:
+    return pixels.movedim(-1, -3)
 
 
 def _stage_inputs(spec: ImageSpec) -> list[str]:

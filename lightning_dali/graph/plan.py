@@ -141,7 +141,7 @@ def _window(head: Head, window: Window, fill: Any) -> bool:
     canvas = head.resized if head.resized is not None else head.size
     out = _sticks_out((top, left, height, width), now)
     if out:
-        if head.fill is not None and head.fill != fills or head.as_float and any(fills):
+        if (head.fill is not None and head.fill != fills) or (head.as_float and any(fills)):
             return False
         if before is not None and not _covers(before, canvas):
             return False  # what the first window cut away must stay hidden

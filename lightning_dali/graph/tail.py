@@ -175,7 +175,7 @@ def group_key(name: str, kwargs: Kwargs) -> Hashable:
 
 
 def _row_key(name: str, row: Kwargs) -> tuple[Hashable, ...]:
-    if row.get("_call", name) == "rotate" and (row["expand"] or row["center"] is None and row["angle"] % 90 == 0):
+    if row.get("_call", name) == "rotate" and (row["expand"] or (row["center"] is None and row["angle"] % 90 == 0)):
         # another size, or pixels are only moved: alone
         return ("rotate", *(_frozen(row[key]) for key in ("angle", "interpolation", "expand", "center", "fill")))
     free = per_sample_params(name)

@@ -1,5 +1,6 @@
 """Facts from encoded media, and pixels only when told. Runs in the worker: never DALI, never CUDA."""
 
+from lightning_dali.media.errors import MediaError
 from lightning_dali.media.image_headers import Encoded, ImageError, ImageHeader, read_image_header
 from lightning_dali.media.images import MAX_PIXELS, check_complete, check_size, decode_image
 from lightning_dali.media.pnm import encode_pnm, pnm_size, write_pnm_into
@@ -9,6 +10,7 @@ __all__ = [
     "Encoded",
     "ImageError",
     "ImageHeader",
+    "MediaError",
     "check_complete",
     "check_size",
     "decode_image",

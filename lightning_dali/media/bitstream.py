@@ -23,7 +23,9 @@ class Start(IntEnum):
 
 _H264_SLICE, _H264_IDR, _H264_SPS = 1, 5, 7
 _HEVC_CRA, _HEVC_BLA_N_LP = 21, 18
-_MPEG2_GROUP, _MPEG4_VOP = b"\0\0\1\xb8", b"\0\0\1\xb6"
+_HEVC_SPS = 33
+_MPEG2_SEQUENCE, _MPEG2_GROUP, _MPEG4_VOP = b"\0\0\1\xb3", b"\0\0\1\xb8", b"\0\0\1\xb6"
+_JPEG_FRAME = b"\xff\xc0"
 
 
 def nal_length_bytes(codec: str, extradata: bytes | None) -> int:
@@ -104,19 +106,18 @@ def is_shown(codec: str, data: bytes) -> bool:
     return bool(bits >> left - 1 & 1) or bool(bits >> left - 3 & 1)  # show_existing_frame, show_frame (6.2)
 
 
-def reference_level(codec: str, data: bytes, length_bytes: int) -> int | None:
-    """None where other pictures may refer to this one, else the temporal layer it is the top of.
+def reference_level(codec: str, data: bytes, length_bytes: int) -> tuple[int, bool]:
+    """A picture's temporal layer, and whether pictures of that layer may refer to it (higher layers always may).
 
-    An H.264 picture with nal_ref_idc 0 (7.4.1) is referred to by none; an H.265 sub-layer non-reference picture (7.4.2.2) by
-    none of its own temporal layer.
+    For H.264 by nal_ref_idc (7.4.1), for H.265 by the type of its NAL units (7.4.2.2); others count as referred to.
     """
-    for start, end in nal_units(data, length_bytes):
-        if codec == "h264" and data[start] & 31 in (_H264_SLICE, _H264_IDR):
-            return None if data[start] & 0x60 else 0
+    for start, end in nal_units(data, length_bytes) if codec in ("h264", "hevc") else ():
+        if codec == "h264" and end > start and data[start] & 31 in (_H264_SLICE, _H264_IDR):
+            return 0, bool(data[start] & 0x60)
         if codec == "hevc" and end > start + 1 and data[start] >> 1 & 63 < 32:
             kind = data[start] >> 1 & 63
-            return (data[start + 1] & 7) - 1 if kind < 16 and kind % 2 == 0 else None
-    return None
+            return (data[start + 1] & 7) - 1, kind >= 16 or kind % 2 == 1
+    return 0, True
 
 
 def with_joint(codec: str, data: bytes, length_bytes: int) -> bytes:
@@ -140,3 +141,22 @@ def with_joint(codec: str, data: bytes, length_bytes: int) -> bytes:
 def has_parameters(data: bytes, length_bytes: int) -> bool:
     """Whether an H.264 packet carries a sequence parameter set of its own."""
     return any(end > start and data[start] & 31 == _H264_SPS for start, end in nal_units(data, length_bytes))
+
+
+def format_signature(codec: str, data: bytes, length_bytes: int) -> bytes:
+    """The bytes of a key frame's packet that say how large its picture is; empty where they are not understood.
+
+    Two packets with the same signature have the same size; the reverse need not be so.
+    """
+    if codec in ("h264", "hevc"):
+        sps = (lambda b: b & 31 == _H264_SPS) if codec == "h264" else (lambda b: b >> 1 & 63 == _HEVC_SPS)
+        return b"".join(
+            data[start:end] for start, end in nal_units(data, length_bytes) if end > start and sps(data[start])
+        )
+    if codec == "vp8":
+        return data[6:10]
+    if codec == "vp9" and data[0] >> 4 == 0b1000:  # profile 0: a size of 32 bits from bit 36 on (6.2)
+        return (int.from_bytes(data[:9].ljust(9, b"\0"), "big") >> 4 & 0xFFFFFFFF).to_bytes(4, "big")
+    header = {"mpeg1video": _MPEG2_SEQUENCE, "mpeg2video": _MPEG2_SEQUENCE, "mjpeg": _JPEG_FRAME}.get(codec)
+    at = data.find(header) if header else -1
+    return data[at : at + 9] if at >= 0 else b""

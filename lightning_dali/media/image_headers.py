@@ -38,6 +38,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from lightning_dali.media.errors import MediaError
+
 Encoded = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 """An encoded file in memory; arrays and views are one contiguous run of bytes."""
 
@@ -52,7 +54,7 @@ _EIGHT_BIT_MODES = frozenset(
 )
 
 
-class ImageError(ValueError):
+class ImageError(MediaError):
     """A file that is not an image, or not all of one; its text is the reason, short, without path or index."""
 
 

@@ -34,6 +34,10 @@ class PacketTable:
 
     ranks: Ints
     """(N,) place of the packet's picture in display order; -1 where the packet yields no picture."""
+    starts: Ints = field(default_factory=_no_ints)
+    """(K,) the packets at which decoding can start, ascending."""
+    start_kinds: Ints = field(default_factory=_no_ints)
+    """(K,) a `bitstream.Start` for each of them."""
     ids: Ints = field(default_factory=_no_ints)
     """(N,) a number that names each packet: its time on `clock`."""
     clock: str = ""
@@ -69,10 +73,6 @@ class VideoIndex:
     """Seconds a tick."""
     end_pts: int | None = None
     """When the last frame ends, in ticks (half-open); by default it lasts as long as the median frame."""
-    keyframes: Ints = field(default_factory=_no_ints)
-    """(K,) frame numbers at which decoding can start, ascending."""
-    resets: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    """(K,) whether packets may be joined to others at that key frame (an IDR picture, not H.264's recovery point)."""
     frame_packets: Ints = field(default_factory=_no_ints)
     """(T,) the packet, in decode order, that carries each frame."""
     packets: PacketTable = field(default_factory=lambda: PacketTable(_no_ints()))
@@ -116,7 +116,7 @@ class VideoIndex:
 
     def __post_init__(self) -> None:
         """Take lists for arrays and check that there is at least one frame, in order of time."""
-        for name in ("pts", "keyframes", "frame_packets"):
+        for name in ("pts", "frame_packets"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.int64))
         if self.num_frames == 0:
             raise VideoError("zero frames")
@@ -138,6 +138,11 @@ class VideoIndex:
     def seconds(self) -> Floats:
         """(T,) presentation time of each frame in seconds."""
         return self.pts * self.time_base.numerator / self.time_base.denominator
+
+    @cached_property
+    def keyframes(self) -> Ints:
+        """(K,) frame numbers at which decoding can start, ascending."""
+        return np.flatnonzero(np.isin(self.frame_packets, self.packets.starts)).astype(np.int64)
 
     @property
     def start_seconds(self) -> float:
@@ -220,15 +225,18 @@ class VideoIndex:
         )
 
 
-_ARRAYS = ("pts", "keyframes", "resets", "frame_packets")
-_PACKET_ARRAYS = ("ranks", "ids", "positions", "sizes")
+_ARRAYS = ("pts", "frame_packets")
+_PACKET_ARRAYS = ("ranks", "starts", "start_kinds", "ids", "positions", "sizes")
+_DERIVED = ("packets", "header", "seconds", "keyframes")
 _FRACTIONS = ("time_base", "sample_aspect_ratio")
 
 
 def _dump(index: VideoIndex) -> tuple[dict[str, Any], list[bytes]]:
     """The plain fields of an index with a list of (name, first value, type, length), and the arrays' bytes."""
-    owners: list[tuple[str, Any]] = [(name, index) for name in _ARRAYS] + [(name, index.packets) for name in _PACKET_ARRAYS]
-    plain = {name: value for name, value in vars(index).items() if name not in (*_ARRAYS, "packets", "header", "seconds")}
+    owners: list[tuple[str, Any]] = [(name, index) for name in _ARRAYS] + [
+        (name, index.packets) for name in _PACKET_ARRAYS
+    ]
+    plain = {name: value for name, value in vars(index).items() if name not in (*_ARRAYS, *_DERIVED)}
     plain |= {name: [plain[name].numerator, plain[name].denominator] for name in _FRACTIONS}
     blocks, table = [index.header], []
     for name, owner in owners:
@@ -254,4 +262,4 @@ def _load(plain: dict[str, Any], data: memoryview) -> dict[str, Any]:
         arrays[name] = values
     table = PacketTable(clock=plain.pop("clock"), **{name: arrays.pop(name) for name in _PACKET_ARRAYS})
     plain |= {name: Fraction(*plain[name]) for name in _FRACTIONS}
-    return plain | arrays | {"resets": arrays["resets"].astype(np.bool_), "packets": table, "header": header}
+    return plain | arrays | {"packets": table, "header": header}

@@ -40,7 +40,7 @@ def open_video(source: Source, *, container: str | None = None) -> Iterator[tupl
     """
     quick = container in _QUICK_FORMATS
     name = container.split(",")[0] if quick and container else None
-    with _open_file(source) as file:
+    with open_file(source) as file:
         try:
             opened = av.open(file, format=name, options=_QUICK if quick else {}, metadata_errors="ignore")
         except (av.error.FFmpegError, ValueError) as error:
@@ -50,10 +50,17 @@ def open_video(source: Source, *, container: str | None = None) -> Iterator[tupl
 
 
 @contextmanager
-def _open_file(source: Source) -> Iterator[Any]:
-    """A seekable binary file; PyAV is never given a name, which it might take for a URL or a pattern."""
+def open_file(source: Source) -> Iterator[Any]:
+    """A seekable binary file. PyAV is given this and never a name, which it might take for a URL or a pattern."""
     with BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
         yield file
+
+
+def read_at(file: Any, position: int, size: int) -> bytes:
+    """`size` bytes from a place in a file; fewer at its end."""
+    file.seek(position)
+    data: bytes = file.read(size)
+    return data
 
 
 def source_bytes(source: Source) -> int:
@@ -78,13 +85,19 @@ def video_stream(container: Any) -> Any:
     if stream.codec_context is None:
         raise VideoError("codec unknown to FFmpeg")
     if stream.codec_context.codec_tag in ("encv", "drmi"):
-        raise VideoError(f"encrypted ({stream.codec_context.name})")
+        raise VideoError(f"encrypted ({codec_name(stream)})")
     return stream
+
+
+def codec_name(stream: Any) -> str:
+    """FFmpeg's name of the codec, whichever library decodes it (av1 for libdav1d)."""
+    name: str = stream.codec_context.codec.canonical_name
+    return name
 
 
 def _what_else(container: Any) -> str:
     kinds = {stream.type for stream in container.streams if stream.type != "video"}
-    sound = [s.codec_context.name if s.codec_context else "unknown" for s in container.streams.audio]
+    sound = [codec_name(s) if s.codec_context else "unknown" for s in container.streams.audio]
     if kinds == {"audio"}:
         return f"audio only: {', '.join(sound)}"
     return f"only {', '.join(sorted(kinds))}" if kinds else "no streams"

@@ -4,19 +4,20 @@ Only where the container does not say in which order frames are shown (AVI and r
 frames decoded, once, to see it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import av
 import numpy as np
 
-from lightning_dali.media.bitstream import Start, is_shown, nal_length_bytes, start_kind
+from lightning_dali.media.bitstream import Start, format_signature, is_shown, nal_length_bytes, start_kind
 from lightning_dali.media.video_facts import read_facts
 from lightning_dali.media.video_index import Bools, Ints, PacketTable, VideoError, VideoIndex
 from lightning_dali.media.video_mux import empty_file
-from lightning_dali.media.video_open import DIRECT, Source, open_file, open_video, read_at
+from lightning_dali.media.video_open import DIRECT, Source, codec_name, open_file, open_video, read_at, source_bytes
+from lightning_dali.media.video_pictures import pictures
 
 _REORDERING = {"h264", "hevc", "vvc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "msmpeg4v3", "rv30", "rv40"}
 """Codecs that may show frames in another order than they are decoded in."""
@@ -24,6 +25,8 @@ _GUESSED = {"h264", "hevc", "vvc"}
 """Codecs whose `has_b_frames` can be wrong before anything is decoded."""
 _HEAD = 32
 """How many packets are kept to decode the first frame from."""
+_SAMPLES = 4
+"""How many key packets are compared with the file."""
 _UNKNOWN = int(np.iinfo(np.int64).min)
 
 
@@ -35,8 +38,18 @@ class _Scan:
     """(pts, dts, position, size, start kind, shown, discarded, corrupt)."""
     head: list[Any] = field(default_factory=list)
     """The first packets from the first key frame on."""
+    formats: dict[bytes, tuple[int, Any]] = field(default_factory=dict)
+    """The first key packet, with its number, for each `format_signature`."""
+    samples: list[tuple[int, bytes]] = field(default_factory=list)
+    """A few packets with their numbers, to compare with the file."""
     last_duration: int = 0
     truncated: bool = False
+
+    def note_key(self, packet: Any, data: bytes, signature: bytes) -> None:
+        """Keep what later checks need of a key frame's packet."""
+        self.formats.setdefault(signature, (len(self.rows), packet))
+        if len(self.samples) < _SAMPLES:
+            self.samples.append((len(self.rows), data))
 
 
 def build_index(source: Source) -> VideoIndex:
@@ -46,40 +59,45 @@ def build_index(source: Source) -> VideoIndex:
         source: a path or a whole file.
 
     Raises:
-        VideoError: not a video, no video stream, zero frames, no frame that decodes, several recordings joined.
+        VideoError: not a video, no video stream, zero frames, no frame that decodes, changing size, joined recordings.
         OSError: the file cannot be opened.
     """
     with open_video(source) as (container, stream):
         scan = _demux(container, stream)
-        pts, dts, positions, sizes, starts, shown, discarded, _ = np.array(scan.rows, dtype=np.int64).T
+        pts, dts, positions, sizes, kinds, shown, discarded, _ = np.array(scan.rows, dtype=np.int64).T
         facts = read_facts(container, stream, scan.head)
+        _check_sizes(stream, scan.formats, (facts["width"], facts["height"]))
         if _must_decode(container, stream, pts):
             order, times = _order_by_decoding(source, stream, dts)
         else:
             times = pts if np.all(pts != _UNKNOWN) else _counted(stream, dts)
-            order = _order_by_time(times, starts, shown == 1)
-        _check_time_goes_on(times[starts > 0], stream.time_base)
-        direct = _direct(source, container, stream, positions, sizes, starts)
+            order = _order_by_time(times, kinds, shown == 1)
+        ranks = np.full(len(pts), -1, dtype=np.int64)
+        ranks[order] = np.arange(len(order))
+        starts = np.flatnonzero((kinds > 0) & (ranks >= 0))
+        _check_time_goes_on(times[starts], stream.time_base)
         clock, ids = _clock(container, pts, dts, positions)
-        tick, claimed = stream.time_base, stream.frames
-    frames = order[discarded[order] == 0]
-    ranks = np.full(len(pts), -1, dtype=np.int64)
-    ranks[order] = np.arange(len(order))
-    table = PacketTable(ranks=ranks, starts=starts * (ranks >= 0), clock=clock, ids=ids, **direct)
-    return VideoIndex(
-        pts=times[frames],
-        time_base=tick,
-        end_pts=int(times[frames[-1]]) + scan.last_duration if scan.last_duration and frames.size else None,
-        frame_packets=frames,
-        packets=table,
-        header_num_frames=claimed,
-        truncated=scan.truncated or (container.format.name == DIRECT and claimed > len(pts)),
-        **facts,
-    )
+        table = PacketTable(
+            ranks, starts, kinds[starts], ids, clock, *_stored(source, container, positions, sizes, scan)
+        )
+        header = empty_file(stream, facts["codec"]) if table.positions.size else b""
+        frames = order[discarded[order] == 0]
+        return VideoIndex(
+            pts=times[frames],
+            time_base=stream.time_base,
+            end_pts=int(times[frames[-1]]) + scan.last_duration if frames.size and scan.last_duration else None,
+            frame_packets=frames,
+            packets=table,
+            header=header,
+            source_bytes=source_bytes(source),
+            header_num_frames=stream.frames,
+            truncated=scan.truncated or (container.format.name == DIRECT and stream.frames > len(pts)),
+            **facts,
+        )
 
 
 def _demux(container: Any, stream: Any) -> _Scan:
-    codec = stream.codec_context.name
+    codec = codec_name(stream)
     length_bytes = nal_length_bytes(codec, stream.codec_context.extradata)
     scan = _Scan()
     try:
@@ -88,6 +106,8 @@ def _demux(container: Any, stream: Any) -> _Scan:
                 continue
             data = bytes(packet) if packet.is_keyframe or codec in ("vp8", "vp9") else b""
             kind = start_kind(codec, data, length_bytes) if packet.is_keyframe else Start.NONE
+            if kind:
+                scan.note_key(packet, data, format_signature(codec, data, length_bytes))
             times = (_UNKNOWN if t is None else t for t in (packet.pts, packet.dts, packet.pos))
             flags = (is_shown(codec, data) if data else True, packet.is_discard, packet.is_corrupt)
             scan.rows.append((*times, packet.size, *map(int, (kind, *flags))))
@@ -106,10 +126,20 @@ def _demux(container: Any, stream: Any) -> _Scan:
     return scan
 
 
+def _check_sizes(stream: Any, formats: dict[bytes, tuple[int, Any]], size: tuple[int, int]) -> None:
+    """Decode one key frame of each format that the packets announce."""
+    for number, packet in list(formats.values())[1:]:
+        stream.codec_context.flush_buffers()
+        for _, frame in pictures(stream.codec_context, [(number, packet)]):
+            if (frame.width, frame.height) != size:
+                was, now = f"{size[0]}x{size[1]}", f"{frame.width}x{frame.height}"
+                raise VideoError(f"changes size on the way: {was}, then {now} at packet {number}")
+
+
 def _must_decode(container: Any, stream: Any, pts: Ints) -> bool:
     """Whether only a decoder knows the display order: AVI has none of its own, raw streams have no times at all."""
-    context = stream.codec_context
-    reorders = context.name in _GUESSED or (context.name in _REORDERING and context.has_b_frames)
+    codec = codec_name(stream)
+    reorders = codec in _GUESSED or (codec in _REORDERING and stream.codec_context.has_b_frames)
     return bool(reorders and (container.format.name == "avi" or np.any(pts == _UNKNOWN)))
 
 
@@ -124,15 +154,47 @@ def _order_by_time(pts: Ints, starts: Ints, shown: Bools) -> Ints:
 
 
 def _order_by_decoding(source: Source, stream: Any, dts: Ints) -> tuple[Ints, Ints]:
-    """The same, as a decoder shows them, and a time for each packet: the decode times, in display order."""
-    order: list[int] = []
+    """The same as a decoder gives them, and a time for each packet: the decode times, dealt out in display order."""
     with open_video(source) as (container, again):
-        again.codec_context.thread_count = 1
-        packets = (packet for packet in container.demux(again) if packet.size)
-        for number, packet in zip(range(len(dts) + 1), [*_numbered(packets, len(dts)), None], strict=False):
-            order.extend(_shown_by(again.codec_context, packet))
-    del number
-    found = np.array(order, dtype=np.int64)
+        packets = islice((packet for packet in container.demux(again) if packet.size), len(dts))
+        order = np.array([number for number, _ in pictures(again.codec_context, enumerate(packets))], dtype=np.int64)
     times = _counted(stream, dts)
-    times[found] = np.sort(times[found])
-    return found, times
+    times[order] = np.sort(times[order])
+    return order, times
+
+
+def _counted(stream: Any, dts: Ints) -> Ints:
+    """A time for each packet where the container has none: when it is decoded, else by the frame rate."""
+    if np.all(dts != _UNKNOWN):
+        return dts.copy()
+    rate = Fraction(stream.average_rate or stream.codec_context.framerate or 25)
+    ticks = [int(number / (rate * stream.time_base)) for number in range(len(dts))]
+    return np.array(ticks, dtype=np.int64)
+
+
+def _check_time_goes_on(key_times: Ints, tick: Fraction) -> None:
+    back = np.flatnonzero(np.diff(key_times) < 0)
+    if back.size:
+        seconds = float((key_times[back[0]] - key_times[back[0] + 1]) * tick)
+        raise VideoError(
+            f"time jumps back by {seconds:.3f} s at key frame {back[0] + 1} (recordings joined?): remux it"
+        )
+
+
+def _clock(container: Any, pts: Ints, dts: Ints, positions: Ints) -> tuple[str, Ints]:
+    """What names a packet for good: AVI computes its pts as it goes, so there it is dts."""
+    clocks = [("pts", pts), ("dts", dts), ("pos", positions)]
+    for name, ids in clocks[1:] if container.format.name == "avi" else clocks:
+        if ids.min() > (-1 if name == "pos" else _UNKNOWN) and len(np.unique(ids)) == len(ids):
+            return name, ids
+    return "", np.zeros(0, dtype=np.int64)
+
+
+def _stored(source: Source, container: Any, positions: Ints, sizes: Ints, scan: _Scan) -> tuple[Ints, Ints]:
+    """Where the packets lie in the file, if they lie there as they are (as in MP4 and MOV); else nothing."""
+    nothing = np.zeros(0, dtype=np.int64)
+    if container.format.name != DIRECT or positions.min() < 0:
+        return nothing, nothing
+    with open_file(source) as file:
+        same = (read_at(file, int(positions[n]), int(sizes[n])) == data for n, data in scan.samples)
+        return (positions, sizes) if all(same) else (nothing, nothing)

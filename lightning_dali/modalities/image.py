@@ -18,7 +18,7 @@ import torch
 from lightning_dali.graph.image import ImageSpec, head_inputs
 from lightning_dali.graph.pixels import PixelSpec
 from lightning_dali.graph.plan import Head, plan_item, plan_tail, unfinish
-from lightning_dali.graph.tail import group_key
+from lightning_dali.graph.tail import group_key, merge_family
 from lightning_dali.media import ImageError, encode_pnm
 from lightning_dali.proxies import Call, ImageSource, ProxyImage, ProxyStack
 from lightning_dali.wire import Blobs, Lane
@@ -76,9 +76,13 @@ class ImageModality:
             try:
                 return ProxyImage.make(ImageSource.from_bytes(data, path=path))
             except ImageError as error:
-                error.path = path  # type: ignore[attr-defined]
+                error.path = path
                 raise
-        if isinstance(leaf, np.ndarray) and leaf.dtype == np.uint8 and (leaf.ndim == 2 or leaf.ndim == 3 and leaf.shape[2] == 3):
+        if (
+            isinstance(leaf, np.ndarray)
+            and leaf.dtype == np.uint8
+            and (leaf.ndim == 2 or (leaf.ndim == 3 and leaf.shape[2] == 3))
+        ):
             return ProxyImage.make(ImageSource.from_pixels(leaf))
         if isinstance(leaf, PIL.Image.Image):
             return ProxyImage.make(ImageSource.from_pixels(np.asarray(leaf), mode=leaf.mode))
@@ -186,9 +190,7 @@ def _merge_specs(planned: list[_Item]) -> list[tuple[ImageSpec, list[_Item]]]:
     return merged
 
 
-def _image_lane(
-    items: Sequence[tuple[str, int, Any]], spec: ImageSpec, members: list[_Item]
-) -> tuple[Lane, list[int]]:
+def _image_lane(items: Sequence[tuple[str, int, Any]], spec: ImageSpec, members: list[_Item]) -> tuple[Lane, list[int]]:
     members = sorted(members, key=lambda item: item.position)
     positions = [item.position for item in members]
     heads = [item.head for item in members]
@@ -198,11 +200,20 @@ def _image_lane(
         data=Blobs(_payload(item.source, encoded=spec.encoded) for item in members),
         inputs=head_inputs(spec, heads),
         heads=heads,
-        tail=plan_tail([item.tail for item in members], group_key),
+        tail=plan_tail([_families(item.tail) for item in members], group_key),
         indices=[items[position][1] for position in positions],
         paths=[item.source.path for item in members],
     )
     return lane, positions
+
+
+def _families(tail: tuple[Call, ...]) -> list[Call]:
+    """Calls that may share a kernel get its name: affine and rotate are both warps."""
+    calls = []
+    for name, kwargs in tail:
+        family = merge_family(name)
+        calls.append(Call(name, kwargs) if family == name else Call(family, {**kwargs, "_call": name}))
+    return calls
 
 
 def _payload(source: ImageSource, *, encoded: bool) -> np.ndarray:

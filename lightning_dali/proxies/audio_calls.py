@@ -1,8 +1,8 @@
 """Records what torchaudio's modules would do to a waveform: static settings, and the numbers they draw.
 
-A module's random numbers are drawn here, from torch's default generator, in the order and with the calls of torchaudio's own
-`forward`: under the same seed the same masks come out. Arithmetic on samples is left to `lightning_dali.graph.audio`. Runs in
-the worker; `explain` and the rank read the result.
+A module's random numbers are drawn here, from torch's default generator, in the order and with the calls of
+torchaudio's own `forward`: under the same seed the same masks come out. Arithmetic on samples is left to
+`lightning_dali.graph.audio`. Runs in the worker; `explain` and the rank read the result.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def record_audio(
     """Records a transform on a waveform of that size, drawing its random numbers.
 
     Args:
-        transform: A torchaudio module of the vocabulary, one of `audio_modules`, or these in (nested) `nn.Sequential` or in a
-            `Compose` (anything of that class name with a list `transforms`). None records nothing.
+        transform: A torchaudio module of the vocabulary, one of `audio_modules`, or these in (nested) `nn.Sequential`
+            or in a `Compose` (anything of that class name with a list `transforms`). None records nothing.
         num_samples: S; None when it is not known before decoding (time masks are then placed by the rank, from the same
             numbers).
         sample_rate: Hz.
@@ -73,8 +73,8 @@ def record_audio(
         The calls in order. `calls[-1].shape` is the shape of the result.
 
     Raises:
-        NotRecordable: When a part of it needs samples. The generator is then as it was before the call, so that running the
-            transform itself draws the same numbers.
+        NotRecordable: When a part of it needs samples. The generator is then as it was before the call, so that running
+            the transform itself draws the same numbers.
     """
     shape: tuple[Length, ...] = (num_samples,) if num_channels is None else (num_channels, num_samples)
     return record_module(transform, AudioState(shape, sample_rate))[0]

@@ -1,7 +1,7 @@
 """Speech transforms that torchaudio has no module for, to use beside its own.
 
-Called on a waveform or spectrogram they compute; on a stand-in they are recorded like torchaudio's (`audio_calls.py`), and
-the rank does the arithmetic. All randomness comes from torch's default generator. Runs in the worker.
+Called on a waveform or spectrogram they compute; on a stand-in they are recorded like torchaudio's (`audio_calls.py`),
+and the rank does the arithmetic. All randomness comes from torch's default generator. Runs in the worker.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class RandomNoise(nn.Module):
             return waveform
         noise = _noise_like(waveform, drawn["seed"]) if "seed" in drawn else drawn["noise"].expand(waveform.shape)
         ratio = torch.full(waveform.shape[:-1], drawn["snr"])
-        return torchaudio.functional.add_noise(waveform, noise, ratio)  # type: ignore[no-any-return] # torchaudio is untyped
+        noisy: Tensor = torchaudio.functional.add_noise(waveform, noise, ratio)
+        return noisy
 
 
 class TrimSilence(nn.Module):

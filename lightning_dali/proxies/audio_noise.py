@@ -1,7 +1,7 @@
 """White noise that depends on a seed and a position only: the same in the worker, on the CPU and on a GPU.
 
-A generator's stream would differ between devices, and one for each row would mean one kernel launch for each row. Here a
-position's number is a hash of the row's seed and the position, so a whole batch is a few elementwise passes and a row
+A generator's stream would differ between devices, and one for each row would mean one kernel launch for each row. Here
+a position's number is a hash of the row's seed and the position, so a whole batch is a few elementwise passes and a row
 does not depend on its batch mates. Runs in the worker and in the rank.
 """
 
@@ -20,7 +20,8 @@ def _signed(value: int) -> int:
 
 _WEYL = _signed(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
-"""SplitMix64's increment and multipliers (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators")."""
+"""SplitMix64's increment and multipliers (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+2014)."""
 _CHANNEL_BITS = 40
 """A channel's positions start at a multiple of 2**40 samples."""
 MAX_SEED = 1 << 62

@@ -35,7 +35,8 @@ def settings_of(module: nn.Module) -> Config:
     """The settings of a module, as they are now.
 
     Raises:
-        NotRecordable: When its settings do not say all (a complex spectrogram, filters of its own, another padding mode).
+        NotRecordable: When its settings do not say all (a complex spectrogram, filters of its own, a rare padding
+            mode).
     """
     return _interned(tuple(sorted(_settings(module).items())))
 

@@ -31,7 +31,7 @@ def resampled_length(length: Length, orig_freq: int, new_freq: int) -> Length:
     if length is None or orig_freq == new_freq:
         return length
     gcd = math.gcd(int(orig_freq), int(new_freq))
-    return math.ceil(np.float32((int(new_freq) // gcd) * length / (int(orig_freq) // gcd)))
+    return math.ceil(float(np.float32((int(new_freq) // gcd) * length / (int(orig_freq) // gcd))))
 
 
 @overload

@@ -20,7 +20,7 @@ class Call(NamedTuple):
     """Its arguments by name, without the image."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _parameter_names(functional: Callable[..., Any]) -> tuple[str, ...]:
     """The functional's parameters after the input."""
     return tuple(inspect.signature(functional).parameters)[1:]

@@ -48,12 +48,17 @@ def _open(original: Callable[..., Any], fp: Any, mode: str = "r", formats: Any =
     try:
         return ProxyImage.make(ImageSource.from_bytes(data, path=path))
     except ImageError as error:
-        error.path = path  # type: ignore[attr-defined]
+        error.path = path
         raise
 
 
 def _fromarray(original: Callable[..., Any], obj: Any, mode: str | None = None) -> Any:
-    if not isinstance(obj, np.ndarray) or obj.dtype != np.uint8 or obj.ndim not in (2, 3) or mode not in (None, "L", "RGB"):
+    if (
+        not isinstance(obj, np.ndarray)
+        or obj.dtype != np.uint8
+        or obj.ndim not in (2, 3)
+        or mode not in (None, "L", "RGB")
+    ):
         return original(obj, mode) if mode is not None else original(obj)
     if obj.ndim == 3 and obj.shape[2] != 3:
         return original(obj, mode) if mode is not None else original(obj)
@@ -157,9 +162,37 @@ def _patches() -> tuple[_Patch, ...]:
 
 
 _V1_TWINS = frozenset(
-    """resize center_crop crop resized_crop pad hflip vflip perspective five_crop ten_crop adjust_brightness adjust_contrast
-    adjust_saturation adjust_hue adjust_gamma rotate affine rgb_to_grayscale erase gaussian_blur invert posterize solarize
-    adjust_sharpness autocontrast equalize elastic_transform normalize convert_image_dtype""".split()
+    [
+        "resize",
+        "center_crop",
+        "crop",
+        "resized_crop",
+        "pad",
+        "hflip",
+        "vflip",
+        "perspective",
+        "five_crop",
+        "ten_crop",
+        "adjust_brightness",
+        "adjust_contrast",
+        "adjust_saturation",
+        "adjust_hue",
+        "adjust_gamma",
+        "rotate",
+        "affine",
+        "rgb_to_grayscale",
+        "erase",
+        "gaussian_blur",
+        "invert",
+        "posterize",
+        "solarize",
+        "adjust_sharpness",
+        "autocontrast",
+        "equalize",
+        "elastic_transform",
+        "normalize",
+        "convert_image_dtype",
+    ]
 )
 
 

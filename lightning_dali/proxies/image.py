@@ -116,7 +116,12 @@ class ProxyImage(tv_tensors.Image):
         return cls.make(ImageSource.from_result(result), shape=result.shape, dtype=result.dtype)
 
     def record(
-        self, name: str, kwargs: Mapping[str, Any], *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
+        self,
+        name: str,
+        kwargs: Mapping[str, Any],
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> ProxyImage:
         """A new proxy on which `name(image, **kwargs)` was recorded, of `shape` and `dtype` (this one's by default)."""
         return type(self).make(
@@ -273,7 +278,7 @@ class ProxyImage(tv_tensors.Image):
         return getattr(self.materialise_pil(f"PIL.Image.{name}"), name)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(PIL.Image.Image, name) and name not in ("info", "palette", "im"):
+        if name.startswith("_") or (not hasattr(PIL.Image.Image, name) and name not in ("info", "palette", "im")):
             raise AttributeError(f"ProxyImage has no attribute {name!r}")
         return getattr(self.materialise_pil(f"PIL.Image.{name}"), name)
 
@@ -305,7 +310,7 @@ def replay(pixels: Any, calls: Sequence[Call]) -> Any:
     for call in calls:
         functional = getattr(F, call.name)
         if not isinstance(pixels, torch.Tensor) and (
-            call.name in _TENSOR_ONLY or not isinstance(pixels, PIL.Image.Image) and call.name != "to_image"
+            call.name in _TENSOR_ONLY or (not isinstance(pixels, PIL.Image.Image) and call.name != "to_image")
         ):
             pixels = F.to_image(pixels)
         kwargs = {key: value for key, value in call.kwargs.items() if key != "seed"}

@@ -181,7 +181,7 @@ def register(proxy: type, *, kind: str = "image") -> None:
         "ten_crop": _ten_crop,
     }
     for name in sorted(vars(F)):
-        if name.startswith(("get_", "_")) or not hasattr(F, f"{name}_{kind}") and name not in ("resize",):
+        if name.startswith(("get_", "_")) or (not hasattr(F, f"{name}_{kind}") and name not in ("resize",)):
             continue
         if name in special:
             kernel = special[name]
@@ -206,5 +206,3 @@ def center_crop_window(old: Size, size: Any) -> tuple[int, int, int, int]:
         return int(round((full - wanted) / 2.0))
 
     return start(height, crop_height), start(width, crop_width), crop_height, crop_width
-
-

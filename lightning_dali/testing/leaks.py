@@ -8,11 +8,14 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_dali.failures import check_choice
+
+_KEPT_OPEN = ("/dev/nvidia", "/dev/null", "/dev/urandom", "/proc/", "/sys/")
+"""What drivers and random generators open once and keep."""
 
 
 @contextmanager
@@ -43,29 +46,33 @@ def no_leaks(
     }
     lookers = {name: makers[check_choice("checks", name, makers)]() for name in checks}
     yield
-    deadline = time.monotonic() + grace_seconds
-    while True:
-        gc.collect()
-        multiprocessing.active_children()  # waits for those that have ended
-        left = {name: found for name, look in lookers.items() if (found := look())}
-        if not left:
-            return
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
+    left = _what_stays(lookers, time.monotonic() + grace_seconds)
+    if not left:
+        return
     lines = [f"  {name.replace('_', ' ')}: {item}" for name, found in left.items() for item in found]
     raise AssertionError("\n".join([f"left behind, {grace_seconds:g} s later:", *lines]))
 
 
-def _growth(look: Callable[[], Counter[str]]) -> Callable[[], list[str]]:
+def _what_stays(lookers: dict[str, Callable[[], list[str]]], deadline: float) -> dict[str, list[str]]:
+    while left := {name: found for name, look in lookers.items() if (found := look())}:
+        if time.monotonic() > deadline:
+            break
+        gc.collect()  # only now: it takes a tenth of a second in a process that has imported torch
+        multiprocessing.active_children()  # waits for those that have ended
+        time.sleep(0.05)
+    return left
+
+
+def _growth(look: Callable[[], dict[Hashable, str]]) -> Callable[[], list[str]]:
+    """What `look` finds later and did not find now, by its keys."""
     before = look()
-    return lambda: sorted((look() - before).elements())
+    return lambda: sorted(words for key, words in look().items() if key not in before)
 
 
-def _threads() -> Counter[str]:
+def _threads() -> dict[Hashable, str]:
     # tqdm's monitor, which Lightning's progress bar starts, lives as long as the process.
     threads = [one for one in threading.enumerate() if type(one).__name__ != "TMonitor"]
-    return Counter(f"{one.name} ({'daemon, ' * one.daemon}{one.native_id})" for one in threads)
+    return {one: f"{one.name}{' (daemon)' if one.daemon else ''}" for one in threads}
 
 
 def _keepers(*names: str) -> set[int]:
@@ -94,20 +101,17 @@ def _family() -> dict[int, str]:
     return {pid: commands.get(pid, "") for pid in family}
 
 
-def _children() -> Counter[str]:
+def _children() -> dict[Hashable, str]:
     ignored = {os.getpid(), *_keepers("_forkserver_pid", "_pid")}
-    return Counter(f"{pid} {command}" for pid, command in _family().items() if pid not in ignored)
+    return {pid: f"{pid} {command}" for pid, command in _family().items() if pid not in ignored}
 
 
-def _descriptors() -> Counter[str]:
-    ignored = _keepers("_forkserver_alive_fd", "_fd")
-    return Counter(
-        target
-        for number, target in _links("/proc/self/fd").items()
-        # What drivers and random generators open once stays open.
-        if number not in ignored
-        and not target.startswith(("/dev/nvidia", "/dev/null", "/dev/urandom", "/proc/", "/sys/"))
-    )
+def _descriptors() -> dict[Hashable, str]:
+    ignored, found = _keepers("_forkserver_alive_fd", "_fd"), Counter[str]()
+    for number, target in _links("/proc/self/fd").items():
+        if number not in ignored and not target.startswith(_KEPT_OPEN):
+            found[target] += 1
+    return {(target, n): target for target, count in found.items() for n in range(count)}
 
 
 def _links(folder: str) -> dict[int, str]:
@@ -120,10 +124,10 @@ def _links(folder: str) -> dict[int, str]:
     return links
 
 
-def _memfds() -> Counter[str]:
+def _memfds() -> dict[Hashable, str]:
     with open("/proc/self/maps") as maps:
         fields = [line.split(maxsplit=5) for line in maps if "/memfd:" in line]
-    return Counter(f"{name.strip()}, inode {inode}" for *_, inode, name in fields)
+    return {(address, inode): f"{name.strip()}, inode {inode}" for address, _, _, _, inode, name in fields}
 
 
 def _shared_memory() -> Callable[[], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ Draw = Callable[[random.Random, Size], dict[str, Any]]
 
 SHAPES = [(5, 3, 37, 53), (5, 1, 16, 9), (5, 2, 3, 21, 17), (1, 3, 8, 8)]
 DTYPES = [torch.uint8, torch.float32, torch.float64]
+FILLS = [None, 0, [0.2], [0.9, 0.1, 0.5]]
 MODES = [InterpolationMode.NEAREST, InterpolationMode.BILINEAR]
 
 
@@ -53,10 +55,12 @@ WARPS: dict[str, Draw] = {
     },
 }
 WINDOWS: dict[str, Draw] = {
-    "crop": lambda r, size: {"top": r.randint(-4, size[0] - 2), "left": r.randint(-4, size[1] - 2)}
-    | {"height": 7, "width": 6},
-    "resized_crop": lambda r, size: {"top": r.randint(0, 1), "left": r.randint(0, 2)}
-    | {"height": 7, "width": 6, "size": [9, 5], "antialias": True},
+    "crop": lambda r, size: (
+        {"top": r.randint(-4, size[0] - 2), "left": r.randint(-4, size[1] - 2)} | {"height": 7, "width": 6}
+    ),
+    "resized_crop": lambda r, size: (
+        {"top": r.randint(0, 1), "left": r.randint(0, 2)} | {"height": 7, "width": 6, "size": [9, 5], "antialias": True}
+    ),
     "erase": lambda r, size: {"i": r.randint(0, 4), "j": r.randint(0, 4), "h": r.randint(1, 9), "w": r.randint(1, 9)},
     "horizontal_flip": lambda r, size: {},
     "vertical_flip": lambda r, size: {},
@@ -87,49 +91,26 @@ def check(got: Tensor, want: Tensor, *, share: float = 0.0, levels: int = 0, ato
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where the batch lies. On a GPU, waiting for it is an error, and matrix products round to TF32."""
-    if request.param == "cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("needs a GPU")
-        torch.zeros(1, device="cuda")
-        torch.cuda.set_sync_debug_mode("error")
-        torch.set_float32_matmul_precision("high")
-    yield request.param
-    if request.param == "cuda":
-        torch.cuda.set_sync_debug_mode("default")
-        torch.set_float32_matmul_precision("highest")
+    """Where the batch lies, while matrix products may round to TF32. `test_tail.py` checks that nothing waits."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield str(request.param)
+    torch.set_float32_matmul_precision(precision)
 
 
-def on(device: str, x: Tensor) -> Tensor:
-    """`x` there, without waiting."""
-    return x.to(device, non_blocking=True)
-
-
-def off(device: str, x: Tensor) -> Tensor:
-    """`x` here, which may wait."""
-    if device == "cuda":
-        torch.cuda.set_sync_debug_mode("default")
-    return x.cpu()
-
-
-@pytest.mark.parametrize("fill", [None, 0, [0.2], [0.9, 0.1, 0.5]], ids=str)
 @pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", sorted(WARPS))
-def test_each_warped_sample_is_as_torchvision_alone(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, mode: InterpolationMode, fill: Any, device: str
-) -> None:
-    if isinstance(fill, list):
-        fill = [value * (255 if dtype == torch.uint8 else 1) for value in fill[: shape[-3]]]
-    rng = random.Random(f"{name}{shape}{mode}{fill}")
-    x = pictures(shape, dtype)
-    kwargs = [WARPS[name](rng, (shape[-2], shape[-1])) | {"interpolation": mode, "fill": fill} for _ in x]
-    for each in (kwargs, kwargs[:1] * len(x)):
-        got = off(device, apply_call(name, on(device, x), each))
-        share = NEAREST_SHARE if mode == InterpolationMode.NEAREST else 0.0
-        # bilinear: a grid point 1e-6 of the image away moves a value by 1e-4 of the step between two pixels
-        check(got, alone(name, x, each), share=share, levels=1, atol=1e-4 if device == "cuda" else 1e-5)
+def test_each_warped_sample_is_as_torchvision_alone(name: str, mode: InterpolationMode, device: str) -> None:
+    rng, share = random.Random(f"{name}{mode}"), NEAREST_SHARE if mode == InterpolationMode.NEAREST else 0.0
+    for shape, dtype, fill in itertools.product(SHAPES, DTYPES, FILLS):
+        if isinstance(fill, list):
+            fill = [value * (255 if dtype == torch.uint8 else 1) for value in fill[: shape[-3]]]
+        x = pictures(shape, dtype)
+        kwargs = [WARPS[name](rng, (shape[-2], shape[-1])) | {"interpolation": mode, "fill": fill} for _ in x]
+        for each in (kwargs, kwargs[:1] * len(x)):
+            # bilinear: a grid point 1e-6 of the image away moves a value by 1e-4 of the step between two pixels
+            atol = 1e-4 if device == "cuda" else 1e-5
+            check(apply_call(name, x.to(device), each), alone(name, x, each), share=share, levels=1, atol=atol)
 
 
 @settings(max_examples=60, deadline=None)
@@ -157,7 +138,7 @@ def test_rotate_with_a_larger_canvas(angle: float, size: Size, device: str) -> N
     x = pictures((5, 3, *size), torch.uint8)
     for mode, fill, center in ((MODES[0], None, None), (MODES[1], 7.0, None), (MODES[1], [1, 2, 3], [2.0, 3.0])):
         kwargs = {"angle": angle, "expand": True, "interpolation": mode, "fill": fill, "center": center}
-        got = off(device, apply_call("rotate", on(device, x), [kwargs]))
+        got = apply_call("rotate", x.to(device), [kwargs])
         share = 0.01 if mode == MODES[0] else 0.0  # small picture: one pixel on a border
         check(got, alone("rotate", x, [kwargs] * 5), levels=1, share=share)
 
@@ -180,13 +161,17 @@ def test_affine_and_rotate_share_a_warp(device: str) -> None:
     mixed = [{**kwargs, "_call": name} for name, kwargs in calls]
     assert group_key("warp", mixed[1]) == group_key("warp", mixed[2]) != group_key("warp", mixed[0])
     want = torch.cat([alone(name, x[i : i + 1], [kwargs]) for i, (name, kwargs) in enumerate(calls)])
-    check(off(device, apply_call("warp", on(device, x), mixed)), want, levels=1)
+    check(apply_call("warp", x.to(device), mixed), want, levels=1)
 
 
 def test_perspective_by_coefficients() -> None:
     x = pictures((5, 3, 20, 23), torch.float32)
     kwargs: list[dict[str, Any]] = [
-        {"startpoints": None, "endpoints": None, "coefficients": [1.0, 0.1 * i, 2.0, -0.05 * i, 0.9, 1.0, 0.001 * i, 0.0]}
+        {
+            "startpoints": None,
+            "endpoints": None,
+            "coefficients": [1.0, 0.1 * i, 2.0, -0.05 * i, 0.9, 1.0, 0.001 * i, 0.0],
+        }
         for i in range(4)
     ]
     kwargs.append(WARPS["perspective"](random.Random(0), (20, 23)))
@@ -197,72 +182,74 @@ def test_perspective_by_coefficients() -> None:
         apply_call("perspective", x, [kwargs[0] | {"coefficients": None}])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", sorted(WINDOWS))
-def test_each_window_is_as_torchvision_alone(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, device: str
-) -> None:
-    rng = random.Random(f"{name}{shape}")
-    x = pictures(shape, dtype)
-    kwargs = [WINDOWS[name](rng, (shape[-2], shape[-1])) for _ in x]
-    if name == "erase":
-        for one in kwargs:
-            one["v"] = torch.rand(shape[-3], 1, 1) * (255 if dtype == torch.uint8 else 1)
-    for each in (kwargs, kwargs[:1] * len(x)):
-        got = off(device, apply_call(name, on(device, x), each))
-        exact = name != "resized_crop" or device == "cpu"  # interpolates in uint8 on the CPU only
-        check(got, alone(name, x, each), levels=0 if exact else 1, atol=0.0 if exact else 1e-5)
+def test_each_window_is_as_torchvision_alone(name: str, device: str) -> None:
+    rng = random.Random(name)
+    exact = name != "resized_crop" or device == "cpu"  # torchvision interpolates uint8 as such on the CPU only
+    for shape, dtype in itertools.product(SHAPES, DTYPES):
+        x = pictures(shape, dtype)
+        kwargs = [WINDOWS[name](rng, (shape[-2], shape[-1])) for _ in x]
+        if name == "erase":
+            for one in kwargs:
+                one["v"] = torch.rand(shape[-3], 1, 1) * (255 if dtype == torch.uint8 else 1)
+        for each in (kwargs, kwargs[:1] * len(x)):
+            got = apply_call(name, x.to(device), each)
+            check(got, alone(name, x, each), levels=0 if exact else 1, atol=0.0 if exact else 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["number", "scalar", "channels", "patch", "gray patch", "mixed"])
-@pytest.mark.parametrize("shape", [(5, 3, 24, 20), (5, 2, 3, 24, 20)], ids=str)
-def test_erase_with_every_kind_of_value(kind: str, shape: tuple[int, ...], device: str) -> None:
-    x, kwargs = pictures(shape, torch.float32), []
-    for i in range(5):
-        h, w = 3 + i, 9 - i
-        values: dict[str, Any] = {
-            "number": 0.5 * i,
-            "scalar": torch.tensor(0.1 * i),
-            "channels": torch.rand(3, 1, 1),
-            "patch": torch.randn(3, h, w),
-            "gray patch": torch.randn(1, h, w),
-        }
-        values["mixed"] = values["patch" if i % 2 else "channels"]
-        kwargs.append({"i": 2 * i, "j": i, "h": h, "w": w, "v": values[kind], "inplace": True})
-    before = x.clone()
-    want = alone("erase", x.clone(), kwargs)
-    assert torch.equal(off(device, apply_call("erase", on(device, x), kwargs)), want)
-    assert torch.equal(x, before)
+def test_erase_with_every_kind_of_value(kind: str, device: str) -> None:
+    for shape in ((5, 3, 24, 20), (5, 2, 3, 24, 20)):
+        x, kwargs = pictures(shape, torch.float32), []
+        for i in range(5):
+            h, w = 3 + i, 9 - i
+            values: dict[str, Any] = {
+                "number": 0.5 * i,
+                "scalar": torch.tensor(0.1 * i),
+                "channels": torch.rand(3, 1, 1),
+                "patch": torch.randn(3, h, w),
+                "gray patch": torch.randn(1, h, w),
+            }
+            values["mixed"] = values["patch" if i % 2 else "channels"]
+            kwargs.append({"i": 2 * i, "j": i, "h": h, "w": w, "v": values[kind], "inplace": True})
+        before = x.clone()
+        assert torch.equal(apply_call("erase", x.to(device), kwargs).cpu(), alone("erase", x.clone(), kwargs))
+        assert torch.equal(x, before)
 
 
 def test_a_crop_that_misses_the_image_is_black() -> None:
     x = torch.ones(2, 3, 8, 8)
-    out = apply_call("crop", x, [{"top": -9, "left": 0, "height": 4, "width": 4}, {"top": 4, "left": 4} | {"height": 4, "width": 4}])
+    out = apply_call(
+        "crop", x, [{"top": -9, "left": 0, "height": 4, "width": 4}, {"top": 4, "left": 4} | {"height": 4, "width": 4}]
+    )
     assert out[0].sum() == 0 and out[1].min() == 1
 
 
-@pytest.mark.parametrize("padding", [2, [1], [1, 2], [1, 2, 3, 4], [0, 0, 0, 5]], ids=str)
-@pytest.mark.parametrize("fill", [None, 3, [4.7], [250.7, 10.2, 30.9]], ids=str)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
-def test_pad(padding: Any, fill: Any, dtype: torch.dtype, device: str) -> None:
-    x = pictures((5, 2, 3, 9, 7), dtype)
-    kwargs = [{"padding": padding, "fill": fill}]
-    assert torch.equal(off(device, apply_call("pad", on(device, x), kwargs)), alone("pad", x, kwargs * 5))
+def test_pad(device: str) -> None:
+    paddings: list[Any] = [2, [1], [1, 2], [1, 2, 3, 4], (0, 0, 0, 5)]
+    fills: list[Any] = [None, 3, [4.7], [250.7, 10.2, 30.9]]
+    for padding, fill, dtype in itertools.product(paddings, fills, [torch.uint8, torch.float32]):
+        x = pictures((5, 2, 3, 9, 7), dtype)
+        kwargs = [{"padding": padding, "fill": fill}]
+        assert torch.equal(apply_call("pad", x.to(device), kwargs).cpu(), alone("pad", x, kwargs * 5))
 
 
 @pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric"])
 def test_pad_modes(mode: str, device: str) -> None:
     x = pictures((5, 3, 9, 7), torch.uint8)
     kwargs = [{"padding": [1, 2, 3, 4], "padding_mode": mode}]
-    assert torch.equal(off(device, apply_call("pad", on(device, x), kwargs)), alone("pad", x, kwargs * 5))
+    assert torch.equal(apply_call("pad", x.to(device), kwargs), alone("pad", x, kwargs * 5))
 
 
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [
         ("affine", {"scale": 0.0}, "scale should be positive, got 0.0"),
-        ("affine", {"interpolation": InterpolationMode.BICUBIC}, "must be nearest or bilinear for tensors, got 'bicubic'"),
+        (
+            "affine",
+            {"interpolation": InterpolationMode.BICUBIC},
+            "must be nearest or bilinear for tensors, got 'bicubic'",
+        ),
         ("affine", {"fill": [1.0, 2.0]}, "one value or one for each of 3 channels"),
         ("elastic", {"displacement": torch.zeros(1, 4, 4, 2)}, r"displacement must have shape \(1, 8, 8, 2\)"),
     ],

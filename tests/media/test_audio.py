@@ -269,10 +269,9 @@ def test_damage_is_an_audio_error_or_nothing(container):
             damaged[position] = int(random.integers(256))
         try:
             wave, rate = decode_audio(bytes(damaged))
-        except AudioError as error:
-            assert 0 < len(str(error)) < 200
-        else:
-            assert wave.shape[1] > 0 and rate > 0
+        except AudioError:
+            continue
+        assert wave.shape[1] > 0 and rate > 0
 
 
 def test_video_without_sound():

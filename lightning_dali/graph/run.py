@@ -1,0 +1,65 @@
+"""Runs a lane's tail on what its graph gave: one tensor as long as sizes and dtypes agree, else item by item.
+
+Runs in the rank's server thread, on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lightning_dali.graph.plan import TailStep
+from lightning_dali.graph.tail import apply_call, apply_ragged
+
+Rows = torch.Tensor | list[torch.Tensor]
+
+
+def run_tail(rows: Rows, steps: Sequence[TailStep]) -> Rows:
+    """Runs `steps` in order.
+
+    Args:
+        rows: `(n, C, H, W)`, or n tensors `(C, H, W)` of different sizes. It is not changed.
+        steps: Each names its rows and their arguments.
+
+    Returns:
+        A tensor when the results have one size and dtype, else a list.
+    """
+    for step in steps:
+        rows = _step(rows, step)
+    if isinstance(rows, list):
+        return _joined(rows)
+    return rows.contiguous()
+
+
+def _step(rows: Rows, step: TailStep) -> Rows:
+    if isinstance(rows, torch.Tensor):
+        if step.rows is None:
+            return apply_call(step.name, rows, step.kwargs)
+        picked = torch.tensor(step.rows, device=rows.device)
+        changed = apply_call(step.name, rows[picked], step.kwargs)
+        if changed.shape[1:] == rows.shape[1:] and changed.dtype == rows.dtype:
+            return rows.index_copy(0, picked, changed)
+        rows = list(rows)
+        for row, item in zip(step.rows, changed, strict=True):
+            rows[row] = item
+        return rows
+    chosen = range(len(rows)) if step.rows is None else step.rows
+    kwargs = step.kwargs if len(step.kwargs) == len(chosen) else step.kwargs * len(chosen)
+    joined = _joined([rows[row] for row in chosen])
+    if isinstance(joined, torch.Tensor):
+        changed_rows: Rows = apply_call(step.name, joined, kwargs)
+    else:
+        changed_rows = apply_ragged(step.name, joined, kwargs)
+    out = list(rows)
+    for row, item in zip(chosen, changed_rows, strict=True):
+        out[row] = item
+    return _joined(out) if step.rows is None else out
+
+
+def _joined(items: list[torch.Tensor]) -> Rows:
+    """One tensor if the items agree in size and dtype."""
+    first = items[0]
+    if all(item.shape == first.shape and item.dtype == first.dtype for item in items):
+        return torch.stack(items)
+    return [item.contiguous() for item in items]

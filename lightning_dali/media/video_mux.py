@@ -1,0 +1,100 @@
+"""Write packets into a file in memory. Runs in the worker process."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from io import BytesIO
+from typing import Any
+
+import av
+
+from lightning_dali.media.bitstream import has_parameters, nal_length_bytes
+from lightning_dali.media.video_index import VideoError, VideoIndex
+
+_MP4_CODECS = {"h264", "hevc", "vvc", "av1", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg"}
+"""What FFmpeg's MP4 muxer takes and decoders expect there."""
+_MOV_CODECS = {"h263"}
+"""What only its MOV muxer takes. Everything else goes into Matroska."""
+_TICK = Fraction(1, 30)
+"""Seconds between two frames of a cut, so that a decoder that dislikes odd frame rates sees none."""
+_UNCROP = "h264_metadata=crop_left=0:crop_right=0:crop_top=0:crop_bottom=0"
+"""FFmpeg's bitstream filter that rewrites the cropping rectangle in sequence parameter sets (H.264, 7.4.2.1.1)."""
+_UPRIGHT = b"".join(n.to_bytes(4, "big") for n in (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30))
+"""The matrix of an MP4 track that is not rotated (ISO/IEC 14496-12, 8.3.2)."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One packet on its way into a file."""
+
+    data: bytes
+    pts: int
+    """In ticks of the cut."""
+    dts: int
+    """In ticks of the cut."""
+    is_keyframe: bool
+
+
+def empty_file(template: Any, codec: str) -> bytes:
+    """A file without packets that carries the codec parameters of an open stream, and no rotation.
+
+    Raises:
+        VideoError: no format here holds the codec.
+    """
+    buffer = BytesIO()
+    with _output(buffer, template, codec, "empty_moov") as (output, _):
+        output.start_encoding()
+    return _upright(buffer.getvalue())
+
+
+def write_file(template: Any, parcels: Iterable[Parcel], index: VideoIndex, *, uncrop: bool = False) -> bytes:
+    """A file with these packets, in decode order, as its only stream; without rotation.
+
+    Args:
+        template: an open stream with the packets' codec parameters.
+        parcels: the packets.
+        index: the video's: its codec decides the format (MP4, or Matroska for what MP4 cannot hold), its size goes into
+            the header.
+        uncrop: H.264 only: make the stream show its whole coded picture; the header keeps the size.
+
+    Raises:
+        VideoError: no format here holds the codec.
+    """
+    buffer = BytesIO()
+    length_bytes = nal_length_bytes(index.codec, template.codec_context.extradata)
+    with _output(buffer, template, index.codec) as (output, stream):
+        bitstream_filter = av.bitstream.BitStreamFilterContext(_UNCROP, template, stream) if uncrop else None
+        stream.time_base, context = _TICK, stream.codec_context
+        context.width, context.height, context.pix_fmt = index.width, index.height, index.pix_fmt
+        for parcel in parcels:
+            packet = av.Packet(parcel.data)
+            if bitstream_filter is not None and has_parameters(parcel.data, length_bytes):
+                (packet,) = bitstream_filter.filter(packet)
+            packet.pts, packet.dts, packet.duration, packet.time_base = parcel.pts, parcel.dts, 1, _TICK
+            packet.is_keyframe, packet.stream = parcel.is_keyframe, stream
+            output.mux_one(packet)
+    return _upright(buffer.getvalue())
+
+
+@contextmanager
+def _output(buffer: BytesIO, template: Any, codec: str, movflags: str = "") -> Iterator[tuple[Any, Any]]:
+    """An output container and its stream; MP4 without an edit list, whose handling differs between decoders."""
+    muxer = "mp4" if codec in _MP4_CODECS else "mov" if codec in _MOV_CODECS else "matroska"
+    options = {} if muxer == "matroska" else {"use_editlist": "0"} | ({"movflags": movflags} if movflags else {})
+    try:
+        with av.open(buffer, "w", format=muxer, options=options) as output:
+            yield output, output.add_stream_from_template(template, opaque=True)
+    except (av.error.FFmpegError, ValueError) as error:
+        raise VideoError(f"no format to carry {codec} in: {error}") from error
+
+
+def _upright(data: bytes) -> bytes:
+    """The file with its track's matrix set to no rotation; Matroska, which seldom has one, unchanged."""
+    box = data.rfind(b"tkhd")
+    if box < 0 or data[4:8] != b"ftyp":
+        return data
+    matrix = box + 4 + (52 if data[box + 4] else 40)  # version 1 has three 64-bit fields
+    if data[matrix : matrix + len(_UPRIGHT)] == _UPRIGHT:
+        return data
+    return data[:matrix] + _UPRIGHT + data[matrix + len(_UPRIGHT) :]
