@@ -29,6 +29,7 @@ UPSTREAM_ENVIRONMENT = (
     "KMP_INIT_AT_FORK",  # scikit-learn
     "PL_GLOBAL_SEED",  # lightning.seed_everything
     "PL_SEED_WORKERS",  # lightning.seed_everything
+    "PYTORCH_NVML_BASED_CUDA_CHECK",  # import lightning
     "TORCHINDUCTOR_CACHE_DIR",  # torch.compile
     "TRITON_CACHE_DIR",  # torch.compile
 )

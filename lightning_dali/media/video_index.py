@@ -45,7 +45,7 @@ class PacketTable:
     positions: Ints = field(default_factory=_no_ints)
     """(N,) first byte of each packet in the file; empty unless the bytes there are the packet as it is (MP4 and MOV)."""
     sizes: Ints = field(default_factory=_no_ints)
-    """(N,) bytes of each packet; empty like `positions`."""
+    """(N,) bytes of each packet."""
 
     def __len__(self) -> int:
         """The number of packets, N."""

@@ -7,7 +7,7 @@ lie, without the file's header (FFmpeg takes 200 ms to parse that of two hours);
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import av
@@ -45,10 +45,13 @@ class Packets(ABC):
             VideoError: the file ends before them, or is not the one that was indexed.
         """
         packets = self._read(segment)
-        if len(packets) < segment.stop - segment.first:
-            missing, total = segment.first + len(packets), len(self._index.packets)
-            raise VideoError(f"truncated: packet {missing} of {total} is missing")
-        return packets
+        sizes = self._index.packets.sizes[segment.first : segment.stop].tolist()
+        if [len(packet) for packet in packets] == sizes:
+            return packets
+        good = next((i for i, (p, size) in enumerate(zip(packets, sizes, strict=False)) if len(p) != size), len(packets))
+        where = f"packet {segment.first + good} of {len(self._index.packets)}"
+        last = good == len(packets) or len(packets[good]) < sizes[good]
+        raise VideoError(f"truncated: {where} is missing" if last else f"{_CHANGED}: {where} has another size")
 
     @abstractmethod
     def _read(self, segment: Segment) -> list[bytes]:
@@ -89,11 +92,8 @@ class _StoredPackets(Packets):
         spans = list(zip(begins.tolist(), sizes.tolist(), strict=True))
         if high - low <= 2 * int(sizes.sum()) + (1 << 16):  # one read, other streams' bytes and all
             block = read_at(self._file, low, high - low)
-            packets = [block[begin - low : begin - low + size] for begin, size in spans]
-        else:
-            packets = [read_at(self._file, begin, size) for begin, size in spans]
-        short = (i for i, (packet, (_, size)) in enumerate(zip(packets, spans, strict=True)) if len(packet) < size)
-        return packets[: next(short, len(packets))]
+            return [block[begin - low : begin - low + size] for begin, size in spans]
+        return [read_at(self._file, begin, size) for begin, size in spans]
 
 
 class _DemuxedPackets(Packets):
@@ -113,8 +113,6 @@ class _DemuxedPackets(Packets):
         with suppress(av.error.FFmpegError):  # the file ends here, as far as FFmpeg can tell
             for number, packet in self._numbered:
                 self._next = number + 1
-                if number == segment.first:
-                    self._check(number, packet)
                 if number >= segment.first:
                     packets.append(bytes(packet))
                 if number + 1 == segment.stop:
@@ -128,9 +126,11 @@ class _DemuxedPackets(Packets):
             packets = self._sought(int(table.ids[first] - back / self._index.time_base))
             named = ((self._number(packet), packet) for packet in islice(packets, _NAMELESS))
             number, packet = next(((n, p) for n, p in named if n is not None), (first + 1, None))
-            if number <= first:
-                yield number, packet
-                yield from enumerate(packets, number + 1)
+            counted = enumerate(chain([packet], packets), number)
+            reached = next((item for item in counted if item[0] >= first), None) if number <= first else None
+            if reached is not None and self._number(reached[1]) == first:
+                yield reached
+                yield from counted
                 return
         container = self._index.container
         self._container, self._stream = self._opened.enter_context(open_video(self._source, container=container))
@@ -146,11 +146,10 @@ class _DemuxedPackets(Packets):
         return (packet for packet in self._container.demux(self._stream) if packet.size)
 
     def _number(self, packet: Any) -> int | None:
-        """The packet's number by its name; None for one that the index does not know."""
-        found = np.flatnonzero(self._index.packets.ids == getattr(packet, self._index.packets.clock))
-        return int(found[0]) if found.size else None
+        """The packet's number by its name and size; None for one that the index does not know.
 
-    def _check(self, number: int, packet: Any) -> None:
+        The size matters: after a seek in an MPEG program stream the first packets are halves with the times of others.
+        """
         table = self._index.packets
-        if table.clock and getattr(packet, table.clock) != table.ids[number]:
-            raise VideoError(f"{_CHANGED}: packet {number} is at {table.clock} {getattr(packet, table.clock)}")
+        found = np.flatnonzero((table.ids == getattr(packet, table.clock)) & (table.sizes == packet.size))
+        return int(found[0]) if found.size else None

@@ -77,9 +77,8 @@ def build_index(source: Source) -> VideoIndex:
         starts = np.flatnonzero((kinds > 0) & (ranks >= 0))
         _check_time_goes_on(times[starts], stream.time_base)
         clock, ids = _clock(container, pts, dts, positions)
-        table = PacketTable(
-            ranks, starts, kinds[starts], ids, clock, *_stored(source, container, positions, sizes, scan)
-        )
+        positions = _stored(source, container, positions, sizes, scan)
+        table = PacketTable(ranks, starts, kinds[starts], ids, clock, positions, sizes)
         header = empty_file(stream, facts["codec"]) if table.positions.size else b""
         frames = order[discarded[order] == 0]
         return VideoIndex(
@@ -190,11 +189,11 @@ def _clock(container: Any, pts: Ints, dts: Ints, positions: Ints) -> tuple[str, 
     return "", np.zeros(0, dtype=np.int64)
 
 
-def _stored(source: Source, container: Any, positions: Ints, sizes: Ints, scan: _Scan) -> tuple[Ints, Ints]:
+def _stored(source: Source, container: Any, positions: Ints, sizes: Ints, scan: _Scan) -> Ints:
     """Where the packets lie in the file, if they lie there as they are (as in MP4 and MOV); else nothing."""
     nothing = np.zeros(0, dtype=np.int64)
     if container.format.name != DIRECT or positions.min() < 0:
-        return nothing, nothing
+        return nothing
     with open_file(source) as file:
         same = (read_at(file, int(positions[n]), int(sizes[n])) == data for n, data in scan.samples)
-        return (positions, sizes) if all(same) else (nothing, nothing)
+        return positions if all(same) else nothing

@@ -67,7 +67,7 @@ def _fromarray(original: Callable[..., Any], obj: Any, mode: str | None = None) 
 
 def _decode_image(original: Callable[..., Any], input: Any, mode: Any = "UNCHANGED", *args: Any, **kwargs: Any) -> Any:
     name = getattr(mode, "name", str(mode)).upper()
-    encoded = isinstance(input, (str, os.PathLike)) or isinstance(input, torch.Tensor)
+    encoded = isinstance(input, (str, os.PathLike, torch.Tensor))
     if not encoded or name not in ("RGB", "GRAY", "UNCHANGED") or args or any(kwargs.values()):
         return original(input, mode, *args, **kwargs)
     data, path = (bytes(input.numpy()), None) if isinstance(input, torch.Tensor) else read_bytes(input)

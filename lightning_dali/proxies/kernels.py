@@ -143,7 +143,7 @@ def five_crop_boxes(old: Size, size: Any) -> list[tuple[int, int, int, int]]:
         raise ValueError(f"Requested crop size {(crop_height, crop_width)} is bigger than input size {old}")
     bottom, right = height - crop_height, width - crop_width
     # torchvision's center_crop rounds the half, Python's way (to even)
-    middle = (int(round(bottom / 2.0)), int(round(right / 2.0)))
+    middle = (round(bottom / 2.0), round(right / 2.0))
     corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), middle]
     return [(top, left, crop_height, crop_width) for top, left in corners]
 
@@ -203,6 +203,6 @@ def center_crop_window(old: Size, size: Any) -> tuple[int, int, int, int]:
     def start(full: int, wanted: int) -> int:
         if wanted > full:
             return -((wanted - full) // 2)
-        return int(round((full - wanted) / 2.0))
+        return round((full - wanted) / 2.0)
 
     return start(height, crop_height), start(width, crop_width), crop_height, crop_width

@@ -202,15 +202,14 @@ MASKS = [
 def test_masks_are_torchaudio_s_own(module, channels, device):
     if channels is None and getattr(module, "iid_masks", False) and not isinstance(module, T.SpecAugment):
         pytest.skip("torchaudio's iid masks need a channel dimension")
+    plain = T.MelSpectrogram(**MEL)
     rows = make_rows(channels)
-    plain, _ = both(T.MelSpectrogram(**MEL), rows, device)
-    for trial in range(4):
-        torch.manual_seed(trial)
-        alone, batch = both(nn.Sequential(T.MelSpectrogram(**MEL), module), rows[trial:] + rows[:trial], device)
-        for one, other, untouched in zip(alone, batch.unpad(), plain[trial:] + plain[:trial], strict=True):
-            assert torch.equal(one != untouched, ~torch.isclose(other, untouched, rtol=1e-4, atol=1e-7)) or torch.equal(
-                one == 0, other == 0
-            )
+    for _ in range(4):
+        rows = rows[1:] + rows[:1]  # so that every row meets other seeds
+        alone, batch = both(nn.Sequential(plain, module), rows, device)
+        bare_alone, bare_batch = both(plain, rows, device)
+        for one, other, bare_one, bare_other in zip(alone, batch.unpad(), bare_alone, bare_batch.unpad(), strict=True):
+            assert torch.equal(one != bare_one, other != bare_other)
             torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
 
 
@@ -243,7 +242,7 @@ def test_a_row_does_not_depend_on_its_batch_mates():
     torch.testing.assert_close(apply_calls(Padded.stack(loud), calls).unpad()[0], together[0], rtol=0, atol=1e-6)
     for index, row in enumerate(rows):
         (single,) = apply_calls(Padded.stack([row]), [calls[index]]).unpad()
-        torch.testing.assert_close(single, together[index], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(single, together[index], rtol=1e-5, atol=1e-4)  # CMVN enlarges the last digits
 
 
 def test_case_29_mel_parity():
