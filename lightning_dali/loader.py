@@ -165,14 +165,21 @@ class Loader:
             self._start = 0  # a position belongs to the epoch it was taken in
         self._epoch = self._next_epoch = epoch
 
+    batch_sampler = None
+    """Lightning looks for one; the order is the plan's."""
+
     def __iter__(self) -> LoaderPass:
+        """A pass that starts at its first batch: Lightning makes an iterator of every loader just to see if it can."""
+        return LoaderPass(self)
+
+    def begin(self, one: LoaderPass) -> tuple[int, int]:
+        """Gives a pass that starts now its epoch and the global sample to start at."""
         epoch, start = self._next_epoch, self._start
         self._start = 0
         self._next_epoch = epoch if self._epoch is not None else epoch + 1
-        one = LoaderPass(self, epoch, start)
         self._passes.add(one)
         self._current = weakref.ref(one)
-        return one
+        return epoch, start
 
     def state_dict(self) -> dict[str, Any]:
         """Where the current pass stands: the epoch and the number of global samples consumed."""
@@ -305,22 +312,32 @@ class Loader:
 
 
 class LoaderPass:
-    """One iteration over a `Loader`."""
+    """One iteration over a `Loader`. Nothing is started before the first batch is asked for."""
 
-    def __init__(self, loader: Loader, epoch: int, start: int) -> None:
-        self.epoch, self._start, self._steps = epoch, start, 0
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
         self._plan, self._batch_transform = loader.plan, loader.batch_transform
-        source = loader.source(epoch, start)
+        self.epoch, self._start, self._steps = 0, 0, 0
+        self._pass: Pass | None = None
+        self._closed = False
+        self.last: Delivered | None = None
+
+    def _begin(self) -> Pass:
+        loader = self._loader
+        self.epoch, self._start = loader.begin(self)
+        source = loader.source(self.epoch, self._start)
         self._pass = Pass(
             loader.server, source, threaded=loader.num_workers > 0, watchdog_seconds=loader._watchdog_seconds
         )
-        self.last: Delivered | None = None
+        return self._pass
 
     def __iter__(self) -> LoaderPass:
         return self
 
     def __next__(self) -> Any:
-        delivered = next(self._pass)
+        if self._closed:
+            raise StopIteration
+        delivered = next(self._pass or self._begin())
         self._steps += 1
         batch, delivered.batch = delivered.batch, None
         self.last = delivered
@@ -340,13 +357,15 @@ class LoaderPass:
     @property
     def waited_seconds(self) -> float:
         """How long the last batch was waited for."""
-        return self._pass.waited_seconds
+        return 0.0 if self._pass is None else self._pass.waited_seconds
 
     @property
     def ready(self) -> int:
         """Finished batches in the queue."""
-        return self._pass.ready
+        return 0 if self._pass is None else self._pass.ready
 
     def close(self) -> None:
         """Ends the pass at once."""
-        self._pass.close()
+        self._closed = True
+        if self._pass is not None:
+            self._pass.close()

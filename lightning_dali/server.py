@@ -62,6 +62,7 @@ class Executors:
     def __init__(self, device: Device, max_batch_size: int, *, expected: list[LaneSpec]) -> None:
         self.device, self.max_batch_size = device, max_batch_size
         self._expected = expected
+        self._stream: Any = None
         self._built: dict[LaneSpec, Executor] = {}
 
     def get(self, spec: LaneSpec, rows: int, *, busy: Callable[[Executor], bool]) -> Executor | None:
@@ -95,6 +96,12 @@ class Executors:
         executor = spec.build(self.device, max_batch_size=self.max_batch_size)
         self._built[spec] = executor
         return executor
+
+    def stream(self) -> Any:
+        """The CUDA stream of everything done here, None on the CPU; one for good, since torch caches memory by stream."""
+        if self._stream is None:
+            self._stream = _side_stream(self.device)
+        return self._stream
 
     @property
     def specs(self) -> list[LaneSpec]:
@@ -181,7 +188,7 @@ class Driver:
         self._executors = server.borrow()
         self._flying: deque[tuple[Packed, list[Executor]]] = deque()
         self._held: deque[tuple[Any, Packed]] = deque()  # slabs whose copies to the device may still run
-        self._stream = _side_stream(server.device)
+        self._stream = self._executors.stream()
         self._broken = False
 
     def batches(self) -> Iterator[Delivered]:
