@@ -217,8 +217,13 @@ def _graph(spec: ImageSpec, device: Device) -> Any:
         kind = types.RGB if spec.mode == "RGB" else types.GRAY
         options: dict[str, Any] = {"output_type": kind, "adjust_orientation": False, "use_fast_idct": False}
         if gpu:
+            # libjpeg's chroma upsampling, as PIL has it: also the faster and steadier one (docs/decisions/0002)
             images = fn.decoders.image(
-                source("data"), device="mixed", hw_decoder_load=device.hw_decoder_load, **options
+                source("data"),
+                device="mixed",
+                hw_decoder_load=device.hw_decoder_load,
+                jpeg_fancy_upsampling=True,
+                **options,
             )
         elif spec.first and not spec.first_pads:
             # on the CPU decoding only the window pays; on the GPU it keeps the hardware decoder idle
