@@ -31,7 +31,7 @@ class Rows:
 
     def padded(self, device: torch.device) -> Padded:
         """The same with the lengths as a tensor on `device`."""
-        return Padded(self.data, torch.tensor(self.lengths, device=device))
+        return Padded(self.data, torch.tensor(self.lengths).to(device, non_blocking=True))
 
     @property
     def device(self) -> torch.device:

@@ -47,8 +47,7 @@ def decode_audio(
 ) -> tuple[Wave, int]:
     """Decodes audio, or a segment of it.
 
-    libsndfile seeks to the segment; Opus (whose decoder does not give the same samples after a seek) and FFmpeg's
-    formats are decoded from the start up to the segment's end.
+    libsndfile seeks to the segment; Opus (other samples after a seek) and FFmpeg's formats are decoded up to its end.
 
     Args:
         data: The whole file.
@@ -62,17 +61,12 @@ def decode_audio(
         Samples `(C, S)` as float32 and the sample rate in Hz.
 
     Raises:
-        AudioError: As `read_audio_header`, and "truncated ...", "corrupt ...", "NaN samples", "infinite samples",
-            "zero samples" (a segment past the end).
+        AudioError: As `read_audio_header`; "truncated ...", "corrupt ...", "NaN samples", "infinite samples".
     """
     header = read_audio_header(data) if header is None else header
     start = frame_offset if offset_seconds is None else round(offset_seconds * header.sample_rate)
     count = num_frames if duration_seconds is None else round(duration_seconds * header.sample_rate)
-    if start < 0:
-        raise ValueError(f"decode_audio starts at a sample of 0 or later, got {start}")
-    if count == 0:
-        raise ValueError("decode_audio was asked for 0 samples; num_frames=-1 means all")
-    stop = None if count < 0 else start + count
+    stop = _stop(start, count)
     if header.wav is not None and header.wav.streamed:
         data = cut_wav(data, header, 0, header.wav.num_samples)
     if header.num_samples is None or header.format not in _SOUNDFILE_FORMATS:
@@ -83,6 +77,14 @@ def decode_audio(
         raise AudioError(f"zero samples: the segment starts at {start}, the file has {header.num_samples or 'fewer'}")
     check_finite(wave)
     return wave, header.sample_rate
+
+
+def _stop(start: int, count: int) -> int | None:
+    if start < 0:
+        raise ValueError(f"decode_audio starts at a sample of 0 or later, got {start}")
+    if count == 0:
+        raise ValueError("decode_audio was asked for 0 samples; num_frames=-1 means all")
+    return None if count < 0 else start + count
 
 
 def check_finite(wave: npt.NDArray[np.floating]) -> None:

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lightning_dali.media.errors import MediaError
+
 Buffer = bytes | bytearray | memoryview
 """Encoded bytes of a file."""
 
@@ -29,7 +31,7 @@ STREAMED_SIZES = (0, 0xFFFFFFFF)
 """What writers that cannot seek leave as the size of the data chunk."""
 
 
-class AudioError(ValueError):
+class AudioError(MediaError):
     """Bytes that are no usable audio; the message is a short reason, without the path."""
 
 

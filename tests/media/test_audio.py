@@ -11,9 +11,18 @@ import numpy as np
 import pytest
 import soundfile
 
-from lightning_dali.media.audio import DALI_CODECS, cut_wav, probe_audio, read_audio_header
-from lightning_dali.media.audio_decode import check_samples, decode_audio, downmix, encode_wav
-from lightning_dali.media.audio_wav import AudioError
+from lightning_dali.media import (
+    AudioError,
+    MediaError,
+    check_samples,
+    cut_wav,
+    decode_audio,
+    downmix,
+    encode_wav,
+    probe_audio,
+    read_audio_header,
+)
+from lightning_dali.media.audio import DALI_CODECS
 
 RATE, SAMPLES = 16000, 12345
 REAL = Path(__file__).resolve().parents[3] / "shared" / "media" / "audio"
@@ -332,6 +341,21 @@ def test_a_segment_past_the_end():
     for container in ("WAV", "FLAC"):
         with pytest.raises(AudioError, match="zero samples: the segment starts at 20000, the file has 12345"):
             decode_audio(encode(make_wave(), container), frame_offset=20000)
+
+
+def test_a_segment_of_nothing_is_a_mistake_of_the_caller():
+    file = encode(make_wave(), "WAV")
+    with pytest.raises(ValueError, match="0 samples; num_frames=-1 means all"):
+        decode_audio(file, num_frames=0)
+    with pytest.raises(ValueError, match="a sample of 0 or later, got -5"):
+        decode_audio(file, frame_offset=-5)
+
+
+def test_reasons_survive_a_pickle():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(AudioError("zero samples", "a.wav")))
+    assert isinstance(error, MediaError) and (str(error), error.path) == ("zero samples", "a.wav")
 
 
 def test_downmix_reports_opposite_phase():
