@@ -26,6 +26,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers; tests/test_imports.py keeps the two lists equal
+    from lightning_dali.datamodules import DALIDataModule as DALIDataModule
     from lightning_dali.datamodules import ImageDataModule as ImageDataModule
     from lightning_dali.failures import BadSample as BadSample
     from lightning_dali.failures import BadSampleError as BadSampleError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_imports.py kee
 __version__ = "0.1.0"
 
 _HOMES = {
+    "DALIDataModule": "lightning_dali.datamodules",
     "ImageDataModule": "lightning_dali.datamodules",
     "BadSample": "lightning_dali.failures",
     "BadSampleError": "lightning_dali.failures",

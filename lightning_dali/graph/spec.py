@@ -6,7 +6,8 @@ Written in the worker, read in the rank. Imports no DALI until something is buil
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ class Device:
     """Batches in flight inside DALI."""
     hw_decoder_load: float = 1.0
     """Share of JPEGs given to the hardware decoder (docs/decisions)."""
+    outputs_on_cpu: bool = False
+    """Whether batches are delivered in host memory."""
+    pipelines: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Users' own pipelines (`graph.custom.PipelineEntry`) by the name that lanes carry; they never leave the rank."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -43,7 +48,10 @@ class Executor(Protocol):
         """Starts the work for one lane of a batch."""
 
     def collect(self, lane: Lane) -> Any:
-        """Waits for the oldest batch fed: a tensor `(n, ...)`, or a list of n tensors of different sizes."""
+        """Waits for the oldest batch fed: a tensor `(n, ...)`, or a list of n tensors of different sizes.
+
+        A graph with several outputs gives something with `[row]` and `stack_rows(rows)` instead (`graph.custom.Outputs`).
+        """
 
     def close(self) -> None:
         """Frees what the graph holds."""
@@ -55,6 +63,10 @@ class LaneSpec(ABC):
     @abstractmethod
     def merge(self, other: LaneSpec) -> LaneSpec | None:
         """A spec that serves what either of the two serves, or None when they need executors of their own."""
+
+    def in_epoch(self, epoch: int) -> LaneSpec:
+        """The spec for a batch of that epoch: this one, unless the graph has random state of its own."""
+        return self
 
     @abstractmethod
     def build(self, device: Device, *, max_batch_size: int) -> Executor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_dali.modalities.custom import CustomModality
 from lightning_dali.modalities.image import ImageModality
 
-__all__ = ["ImageModality"]
+__all__ = ["CustomModality", "ImageModality"]
