@@ -29,23 +29,26 @@ def describe_sample(sample: Any) -> Iterator[tuple[str, Any]]:
         yield field_name(path), leaf
 
 
-def collate(samples: Sequence[Any], indices: Sequence[int], *, is_proxy: Callable[[Any], bool]) -> Any:
+def collate(
+    samples: Sequence[Any], indices: Sequence[int], *, is_proxy: Callable[[Any], bool], ragged: bool = False
+) -> Any:
     """Joins samples into a batch of the same structure.
 
     Args:
         samples: From the dataset, proxies in the places of media.
         indices: Their dataset indices, for messages.
         is_proxy: Which leaves are proxies; they are stacked.
+        ragged: Whether tensors of different shapes become a list instead of an error.
 
     Raises:
         CollateError: Samples differ in structure, or a field in type, dtype or shape; names field and index.
     """
-    return _Collater(indices, is_proxy)(list(samples), ())
+    return _Collater(indices, is_proxy, ragged)(list(samples), ())
 
 
 class _Collater:
-    def __init__(self, indices: Sequence[int], is_proxy: Callable[[Any], bool]) -> None:
-        self.indices, self.is_proxy = indices, is_proxy
+    def __init__(self, indices: Sequence[int], is_proxy: Callable[[Any], bool], ragged: bool) -> None:
+        self.indices, self.is_proxy, self.ragged = indices, is_proxy, ragged
 
     def __call__(self, values: list[Any], path: tuple[Any, ...]) -> Any:
         first = values[0]
@@ -90,6 +93,9 @@ class _Collater:
     def _proxies(self, values: list[Any], path: tuple[Any, ...]) -> Any:
         if any(isinstance(value, ProxyImage) for value in values):  # some samples drew what needs pixels, others not
             values = [ProxyImage.of_result(v) if type(v) in (torch.Tensor, tv_tensors.Image) else v for v in values]
+        of_result = getattr(next(type(value) for value in values if self.is_proxy(value)), "of_result", None)
+        if of_result is not None:
+            values = [of_result(value) if type(value) is torch.Tensor else value for value in values]
         self._same(values, path, "kind", lambda value: type(value).__name__ if self.is_proxy(value) else _kind(value))
         self._same(values, path, "dtype", lambda value: str(value.dtype))
         if isinstance(values[0], ProxyImage):
@@ -104,9 +110,8 @@ class _Collater:
         kind = type(values[0])
         tensors = [torch.as_tensor(value) for value in values]
         if any(tensor.shape != tensors[0].shape for tensor in tensors):
-            if (
-                path and issubclass(kind, (tv_tensors.BoundingBoxes, tv_tensors.KeyPoints, tv_tensors.Mask))
-            ) or self._counts(tensors, path):
+            targets = issubclass(kind, (tv_tensors.BoundingBoxes, tv_tensors.KeyPoints, tv_tensors.Mask))
+            if self.ragged or (path and targets) or self._counts(tensors, path):
                 return values
             self._same(values, path, "shape", lambda value: tuple(value.shape))
         with torch._C.DisableTorchFunctionSubclass():

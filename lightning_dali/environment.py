@@ -5,21 +5,87 @@ Runs in the rank. Everything else takes these as arguments.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from lightning_dali.sampling import Shard
 
+logger = logging.getLogger(__name__)
+
+RANKS = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+"""Pairs of variables that launchers (torchrun, srun) set: a rank and the number of ranks."""
+
 
 def shard_of(trainer: Any) -> Shard:
-    """This process's share of the data: the trainer's ranks, else torch.distributed's, else everything."""
-    if trainer is not None:
-        return Shard(int(trainer.global_rank), int(trainer.world_size))
+    """This process's share of the data: the trainer's ranks, else torch.distributed's, else torchrun's, else everything.
+
+    Raises:
+        RuntimeError: What the launcher set, torch.distributed and the trainer say contradicts itself.
+    """
+    launched = _launched(os.environ)
+    group = _group()
+    if trainer is None:
+        return group or launched or Shard()
+    rank, world_size = int(trainer.global_rank), int(trainer.world_size)
+    if not 0 <= rank < world_size:
+        raise _contradiction(f"the trainer has global_rank={rank} and world_size={world_size}")
+    if world_size > 1 and group not in (None, Shard(rank, world_size)):
+        raise _contradiction(
+            f"the trainer has global_rank={rank} and world_size={world_size}, torch.distributed {group}"
+        )
+    if world_size == 1 and group is None and launched is not None and launched.world_size > 1:
+        logger.warning(
+            "the launcher started %d processes, but the trainer has world_size=1: each process trains on every sample. "
+            "If that is not intended, set Trainer(devices=..., num_nodes=...) to what was launched.",
+            launched.world_size,
+        )
+    return Shard(rank, world_size)
+
+
+def _group() -> Shard | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Shard(torch.distributed.get_rank(), torch.distributed.get_world_size())
-    return Shard()
+    return None
+
+
+def _launched(environ: Mapping[str, str]) -> Shard | None:
+    """What torchrun says about this process; every launcher's variables are checked."""
+    for names in RANKS:
+        if not all(name in environ for name in names):
+            continue  # Lightning's own launcher sets WORLD_SIZE alone, an interactive SLURM session SLURM_NTASKS
+        try:
+            rank, world_size = (int(environ[name]) for name in names)
+        except ValueError:
+            raise _contradiction(f"{names[0]} and {names[1]} must be integers") from None
+        if not 0 <= rank < world_size:
+            raise _contradiction(f"{names[0]} must be in [0, {names[1]})")
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return Shard(int(environ["RANK"]), int(environ["WORLD_SIZE"]))
+    return None
+
+
+def _contradiction(what: str) -> RuntimeError:
+    names = [name for pair in RANKS for name in pair]
+    shown = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "none of them"
+    return RuntimeError(
+        f"The ranks contradict each other: {what}. The launcher's variables are: {shown}. Start all processes with one "
+        "launcher, and unset variables that an earlier one left."
+    )
+
+
+def deals_samplers(trainer: Any) -> bool:
+    """Whether a user's sampler is dealt to the ranks: Lightning's `use_distributed_sampler`."""
+    connector = getattr(trainer, "_accelerator_connector", None)
+    return bool(getattr(connector, "use_distributed_sampler", True))
+
+
+def overfits(trainer: Any) -> bool:
+    """Whether the trainer wants the same few batches again and again: Lightning's `overfit_batches`."""
+    return bool(getattr(trainer, "overfit_batches", 0))
 
 
 def local_world_size(trainer: Any) -> int:
@@ -50,7 +116,7 @@ def global_seed() -> int:
 
 
 def device_index(device: Any, trainer: Any) -> int | None:
-    """The CUDA device of this rank; None for the CPU.
+    """The CUDA device of this rank; None for the CPU. Makes no CUDA context.
 
     Args:
         device: ``"auto"`` (the trainer's, else the current CUDA device if there is one), ``"cpu"``, ``"cuda"``,
@@ -61,7 +127,7 @@ def device_index(device: Any, trainer: Any) -> int | None:
         if trainer is not None:
             root = trainer.strategy.root_device
             return (root.index or 0) if root.type == "cuda" else None
-        return torch.cuda.current_device() if torch.cuda.is_available() else None
+        return _current_device() if torch.cuda.is_available() else None
     wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if wanted.type == "cpu":
         return None
@@ -71,4 +137,11 @@ def device_index(device: Any, trainer: Any) -> int | None:
         )
     if not torch.cuda.is_available():
         raise ValueError(f"device is {device!r}, but torch sees no CUDA device here; pass device='cpu' or 'auto'.")
-    return torch.cuda.current_device() if wanted.index is None else wanted.index
+    return _current_device() if wanted.index is None else wanted.index
+
+
+def _current_device() -> int:
+    """The device that was made current, else torchrun's local rank: asking CUDA first would start it on device 0."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.current_device()
+    return int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())

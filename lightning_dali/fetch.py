@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from lightning_dali.collate import collate, describe_sample
 from lightning_dali.failures import BadSample, BadSampleError
 from lightning_dali.media import MediaError
-from lightning_dali.proxies import capture, no_capture
+from lightning_dali.proxies import capture, collect_notes, no_capture
 from lightning_dali.sampling import BatchTask
 from lightning_dali.seeding import batch_seed, sample_seed, seeded
 from lightning_dali.structure import map_leaves
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 class Modality(Protocol):
     """What a kind of media adds to the engine: how its proxies become lanes. A value, sent to the workers."""
+
+    # `captures = False`: what the dataset decodes itself comes as it is; otherwise as proxies, inside `scope()` if there
+    # is such a method, else inside `capture()`.
 
     def is_proxy(self, value: Any) -> bool:
         """Whether a leaf of a sample is one of this modality's proxies."""
@@ -81,12 +84,16 @@ class Fetcher:
             known = {index: MediaError(reason, path) for index, reason, path in task.reasons}
             task = task.task
         start = time.perf_counter()
-        samples, indices, bad = self._samples(task, known)
-        fetched = time.perf_counter()
-        with seeded(batch_seed(self.seed, task.epoch, task.step), restore=self.restore_rng):
-            batch = self._collate(samples, indices)
-        request = self._plan(task, batch, samples, indices)
+        reasons: set[str] = set()
+        with collect_notes(reasons):
+            samples, indices, bad = self._samples(task, known)
+            fetched = time.perf_counter()
+            with seeded(batch_seed(self.seed, task.epoch, task.step), restore=self.restore_rng):
+                batch = self._collate(samples, indices)
+            request = self._plan(task, batch, samples, indices)
         request.bad = bad
+        told = {reason for _, reason in request.notes}
+        request.notes = sorted([*request.notes, *(("sample", reason) for reason in reasons - told)])
         request.seconds = {"fetch": fetched - start, "pack": time.perf_counter() - fetched}
         return request
 
@@ -98,14 +105,15 @@ class Fetcher:
             return self._get(epoch, index)
 
     def _get(self, epoch: int, index: int) -> Any:
-        scope = nullcontext() if self._eager else capture()
+        captures = not self._eager and getattr(self.modality, "captures", True)
+        scope = getattr(self.modality, "scope", capture)() if captures else nullcontext()
         try:
             with scope:
                 return self._wrap(self.dataset[index])
         except (OSError, MediaError):
             raise
         except Exception as error:
-            if self._eager:
+            if not captures:
                 raise
             # Perhaps the dataset insists on a real PIL image: the same draw again, with pixels.
             sample = self._get_eagerly(epoch, index, error)
@@ -217,7 +225,7 @@ class Fetcher:
         if self.collate_fn is not None:
             batch = self.collate_fn(samples)
         else:
-            batch = collate(samples, indices, is_proxy=self.modality.is_proxy)
+            batch = collate(samples, indices, is_proxy=self.modality.is_proxy, ragged=self.ragged == "list")
         return _append_index(batch, indices) if self.with_index else batch
 
     def _plan(self, task: BatchTask, batch: Any, samples: list[Any], indices: list[int]) -> Request:
@@ -240,6 +248,8 @@ class Fetcher:
 
         found = map_leaves(find, batch)
         planned = self.modality.lanes(items)
+        for lane, _ in planned:
+            lane.spec = lane.spec.in_epoch(task.epoch)
         slots: dict[int, Slot] = {}
         for number, (_, positions) in enumerate(planned):
             slots.update({position: Slot(number, row) for row, position in enumerate(positions)})
@@ -250,7 +260,8 @@ class Fetcher:
             if not leaf.stacked:
                 return slots[leaf.items[0]]
             ragged = self._same_size(items, leaf.items)
-            return SlotStack(tuple(slots[item] for item in leaf.items), ragged)
+            places = [slots[item] for item in leaf.items]
+            return SlotStack(tuple(one.lane for one in places), tuple(one.row for one in places), ragged)
 
         notes = [(name, note) for name, _, proxy in items for note in self.modality.notes(proxy)]
         notes += [("sample", reason) for reason in self._eager.values()]
@@ -264,7 +275,7 @@ class Fetcher:
 
     def _same_size(self, items: list[tuple[str, int, Any]], members: list[int]) -> bool:
         """Whether a stacked field has items of different sizes: allowed only with ragged="list"."""
-        shapes = [tuple(items[member][2].shape) for member in members]
+        shapes = [_batch_shape(items[member][2]) for member in members]
         odd = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is None:
             return False
@@ -272,11 +283,23 @@ class Fetcher:
             return True
         field_, first, _ = items[members[0]]
         other = items[members[odd]][1]
+        advice = getattr(items[members[0]][2], "SIZE_ADVICE", _SIZE_ADVICE)
         raise ValueError(
             f"field {field_!r} has different sizes in one batch: dataset index {first} gives {shapes[0]}, index {other} "
-            f"gives {shapes[odd]}. Add a transform that fixes the size, such as v2.Resize((H, W)), v2.RandomResizedCrop(size) "
-            "or v2.Resize(size) followed by v2.CenterCrop(size); or pass ragged='list' to get a list of tensors."
+            f"gives {shapes[odd]}. {advice}"
         )
+
+
+_SIZE_ADVICE = (
+    "Add a transform that fixes the size, such as v2.Resize((H, W)), v2.RandomResizedCrop(size) or v2.Resize(size) followed "
+    "by v2.CenterCrop(size); or pass ragged='list' to get a list of tensors."
+)
+
+
+def _batch_shape(proxy: Any) -> tuple[Any, ...]:
+    """What of its shape must be that of its batch mates; nothing where only its graph knows."""
+    shape = getattr(proxy, "batch_shape", None)
+    return tuple(getattr(proxy, "shape", ()) if shape is None else shape)
 
 
 class _Found:

@@ -8,81 +8,25 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data import SequentialSampler
+
+from lightning_dali.delivery import Delivered
 from lightning_dali.failures import BadSample
 from lightning_dali.fetch import Fetcher
 from lightning_dali.graph.spec import Device
+from lightning_dali.passes import Pass
+from lightning_dali.position import Position, load_position, save_position
 from lightning_dali.sampling import BatchPlan, BatchTask
-from lightning_dali.server import Delivered, Pass, Server
-from lightning_dali.wire import KnownBad, Request
-from lightning_dali.workers import Failure, Packed, Stream, WorkerPool
+from lightning_dali.server import Server
+from lightning_dali.sources import InlineSource, PoolSource
+from lightning_dali.wire import Request
+from lightning_dali.workers import WorkerPool
 
 logger = logging.getLogger(__name__)
-
-
-class PoolSource:
-    """Requests from worker processes, for one pass."""
-
-    def __init__(
-        self, pool: WorkerPool, tasks: Iterator[BatchTask], *, ahead: int, keep_pool: Callable[[], bool]
-    ) -> None:
-        self._pool, self._keep_pool = pool, keep_pool
-        self._stream: Stream = pool.stream(tasks, ahead=ahead)
-
-    def next(self, *, stop: Callable[[], bool], timeout: float | None = None) -> Packed | None:
-        """See `Stream.next`."""
-        return self._stream.next(stop=stop, timeout=timeout)
-
-    def redo(self, task: KnownBad) -> Packed:
-        """Makes one batch again, before what is still to come."""
-        return self._stream.redo(task)
-
-    def wake(self) -> None:
-        """Ends a wait in `next`."""
-        self._pool.wake()
-
-    def state(self) -> str:
-        """What is being waited for, in words."""
-        return self._pool.state()
-
-    def close(self) -> None:
-        """Gives back what was not used; ends the workers unless they are kept."""
-        self._stream.close()
-        if not self._keep_pool():
-            self._pool.close()
-
-
-class InlineSource:
-    """Requests made in the consumer's own thread: `num_workers=0`."""
-
-    def __init__(self, fetcher: Fetcher, tasks: Iterator[BatchTask]) -> None:
-        self._fetcher, self._tasks = fetcher, tasks
-
-    def next(self, *, stop: Callable[[], bool], timeout: float | None = None) -> Packed | None:
-        """The next request, or None."""
-        task = next(self._tasks, None)
-        return None if task is None or stop() else Packed(self._make(task))
-
-    def _make(self, task: Any) -> Any:
-        try:
-            return self._fetcher(task)
-        except Exception as error:
-            return Failure.here(error)
-
-    def redo(self, task: KnownBad) -> Packed:
-        """Makes one batch again."""
-        return Packed(self._make(task))
-
-    def wake(self) -> None: ...
-
-    def state(self) -> str:
-        """What is being waited for."""
-        return "the dataset, in this process (num_workers=0)"
-
-    def close(self) -> None: ...
 
 
 class Loader:
@@ -99,6 +43,7 @@ class Loader:
         on_bad: Called with every bad sample.
         batch_transform: Applied to the finished batch on the device, `batch_transform(batch, task)`.
         before_start: Called before worker processes are started.
+        on_epoch: Called after `set_epoch`.
         release_each_pass: Whether graphs are freed when a pass ends.
         watchdog_seconds: See `Pass`.
         name: For messages.
@@ -117,6 +62,7 @@ class Loader:
         on_bad: Callable[[BadSample], None] = lambda sample: None,
         batch_transform: Callable[[Any, BatchTask], Any] | None = None,
         before_start: Callable[[], None] = lambda: None,
+        on_epoch: Callable[[Loader], None] = lambda loader: None,
         release_each_pass: bool = False,
         watchdog_seconds: float = 60.0,
         name: str = "train",
@@ -132,11 +78,10 @@ class Loader:
         self._pool: WorkerPool | None = None
         self._pool_busy = False
         self._lock = threading.Lock()
-        self._epoch: int | None = None
-        self._next_epoch = 0
-        self._start = 0
+        self.at = Position()
+        self._told = False  # whether somebody sets the epochs; else each pass is an epoch
+        self._on_epoch = on_epoch
         self._passes: weakref.WeakSet[LoaderPass] = weakref.WeakSet()
-        self._current: weakref.ref[LoaderPass] | None = None
 
     # -- what Lightning and users ask
 
@@ -151,9 +96,12 @@ class Loader:
         return self.plan.batch_size
 
     @property
-    def sampler(self) -> Loader:
-        """Lightning sets the epoch on `loader.sampler`: that is the loader itself."""
-        return self
+    def sampler(self) -> EpochSetter:
+        """Lightning sets the epoch on `loader.sampler`, and asks it whether the order is the dataset's."""
+        return EpochSetter(self) if self.plan.shuffled else InOrder(self)
+
+    batch_sampler: Any = None
+    """Lightning looks for one; the order is the plan's."""
 
     def __len__(self) -> int:
         """Batches of a full pass on this rank."""
@@ -161,63 +109,46 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch of the next pass: its order and its draws."""
-        if self._start and epoch != self._next_epoch:
-            self._start = 0  # a position belongs to the epoch it was taken in
-        self._epoch = self._next_epoch = epoch
-
-    batch_sampler = None
-    """Lightning looks for one; the order is the plan's."""
+        self._told = True
+        if epoch != self.at.epoch:
+            self.at = Position(epoch)  # a position belongs to the epoch it was taken in
+        self._on_epoch(self)
 
     def __iter__(self) -> LoaderPass:
         """A pass that starts at its first batch: Lightning makes an iterator of every loader just to see if it can."""
         return LoaderPass(self)
 
-    def begin(self, one: LoaderPass) -> tuple[int, int]:
+    def begin(self, one: LoaderPass) -> Position:
         """Gives a pass that starts now its epoch and the global sample to start at."""
-        epoch, start = self._next_epoch, self._start
-        self._start = 0
-        self._next_epoch = epoch if self._epoch is not None else epoch + 1
+        if self.at.begun:
+            self.at = Position(self.at.epoch if self._told else self.at.epoch + 1)
+        self.at.begun = True
         self._passes.add(one)
-        self._current = weakref.ref(one)
-        return epoch, start
+        return self.at
+
+    def peek(self) -> Any:
+        """The batch that the next pass would begin with, or a running one began with; the position stays."""
+        at, one = self.at, iter(self)
+        self.at = replace(at, start=0 if at.begun else at.start, steps=0, begun=False)
+        try:
+            return next(one)
+        finally:
+            one.close()
+            self.at = at
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the current pass stands: the epoch and the number of global samples consumed."""
-        one = self._current() if self._current is not None else None
-        if one is None:
-            return {"epoch": self._next_epoch, "samples": self._start, **self._identity()}
-        return {"epoch": one.epoch, "samples": one.position, **self._identity()}
-
-    def _identity(self) -> dict[str, Any]:
-        return {"num_samples": self.plan.num_samples, "seed": self.fetcher.seed, "unit": self.plan.position_unit}
+        """Where the last pass stands, also after it ended: the epoch and the number of global samples consumed."""
+        return save_position(self.at, self.plan, seed=self.fetcher.seed)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where `state` was taken: the next pass starts there. Nothing is decoded to get there.
 
+        The number of ranks and workers and the batch size may have changed. `len` stays that of a full epoch.
+
         Raises:
-            ValueError: The dataset has another length than the one the state was taken on.
+            ValueError: The dataset, its order or the seed is another one, and the state was taken inside an epoch.
         """
-        if state.get("num_samples", self.plan.num_samples) != self.plan.num_samples:
-            raise ValueError(
-                f"the checkpoint's {self.name} position was taken in a dataset of {state['num_samples']} samples, this one "
-                f"has {self.plan.num_samples}: the order cannot be continued. Resume with the same dataset, or load only "
-                "the weights."
-            )
-        if state.get("seed", self.fetcher.seed) != self.fetcher.seed:
-            raise ValueError(
-                f"the checkpoint's {self.name} position was taken with seed {state['seed']}, this run has seed "
-                f"{self.fetcher.seed}: the order would be another one. Pass seed={state['seed']} to the datamodule."
-            )
-        if state.get("unit", self.plan.position_unit) != self.plan.position_unit:
-            raise ValueError(
-                f"the checkpoint's {self.name} position counts {state['unit']}, this loader counts {self.plan.position_unit}: "
-                "resume with the same kind of sampler, or load only the weights."
-            )
-        self._next_epoch, self._start = int(state["epoch"]), int(state["samples"])
-        self._epoch = self._next_epoch if self._epoch is not None else None
-        if self.plan.num_steps(start=self._start) == 0:  # taken at the end of an epoch
-            self._next_epoch, self._start = self._next_epoch + 1, 0
-        self._current = None
+        self.at = load_position(state, self.plan, seed=self.fetcher.seed, name=self.name)
 
     # -- passes
 
@@ -238,7 +169,7 @@ class Loader:
             return PoolSource(pool, tasks, ahead=ahead, keep_pool=lambda: False)
         try:
             self._before_start()
-            return PoolSource(self.start_workers(), tasks, ahead=ahead, keep_pool=self._return_pool)
+            return PoolSource(self._own_pool(), tasks, ahead=ahead, keep_pool=self._return_pool)
         except BaseException:
             self._pool_busy = False
             raise
@@ -268,14 +199,19 @@ class Loader:
             self.server.expect([lane.spec for lane in request.lanes])
         return request
 
-    def start_workers(self) -> WorkerPool:
-        """Starts the persistent workers if they are not there."""
-        if self._pool is None or self._pool.broken:
-            if self._pool is not None:
-                self._pool.close()
-            self._pool = self._new_pool()
-        self._pool.start()
-        return self._pool
+    def start_workers(self) -> None:
+        """Starts the persistent workers if they are not there. Those that serve a pass are left alone, dead or alive."""
+        if not self._pool_busy:
+            self._own_pool()
+
+    def _own_pool(self) -> WorkerPool:
+        with self._lock:
+            if self._pool is None or self._pool.broken:
+                if self._pool is not None:
+                    self._pool.close()
+                self._pool = self._new_pool()
+            self._pool.start()
+            return self._pool
 
     @property
     def persistent(self) -> bool:
@@ -317,18 +253,22 @@ class LoaderPass:
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._plan, self._batch_transform = loader.plan, loader.batch_transform
-        self.epoch, self._start, self._steps = 0, 0, 0
+        self._at: Position | None = None
         self._pass: Pass | None = None
         self._closed = False
         self.last: Delivered | None = None
 
     def _begin(self) -> Pass:
         loader = self._loader
-        self.epoch, self._start = loader.begin(self)
-        source = loader.source(self.epoch, self._start)
-        self._pass = Pass(
-            loader.server, source, threaded=loader.num_workers > 0, watchdog_seconds=loader._watchdog_seconds
-        )
+        self._at = loader.begin(self)
+        source = loader.source(self._at.epoch, self._at.start)
+        try:
+            self._pass = Pass(
+                loader.server, source, threaded=loader.num_workers > 0, watchdog_seconds=loader._watchdog_seconds
+            )
+        except BaseException:
+            source.close()
+            raise
         return self._pass
 
     def __iter__(self) -> LoaderPass:
@@ -338,7 +278,8 @@ class LoaderPass:
         if self._closed:
             raise StopIteration
         delivered = next(self._pass or self._begin())
-        self._steps += 1
+        assert self._at is not None
+        self._at.steps, self._at.indices = self._at.steps + 1, delivered.indices
         batch, delivered.batch = delivered.batch, None
         self.last = delivered
         if self._batch_transform is not None:
@@ -347,12 +288,8 @@ class LoaderPass:
 
     def __len__(self) -> int:
         """Batches of this pass: fewer than the loader's when it was resumed."""
-        return self._plan.num_steps(start=self._start)
-
-    @property
-    def position(self) -> int:
-        """Global samples consumed in this epoch."""
-        return self._plan.position(self._steps, start=self._start)
+        at = self._at or self._loader.at
+        return self._plan.num_steps(start=at.start if at is self._at or not at.begun else 0)
 
     @property
     def waited_seconds(self) -> float:
@@ -369,3 +306,22 @@ class LoaderPass:
         self._closed = True
         if self._pass is not None:
             self._pass.close()
+
+
+class EpochSetter:
+    """A loader's `sampler` in Lightning's eyes."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Loader.set_epoch`."""
+        self._loader.set_epoch(epoch)
+
+
+class InOrder(EpochSetter, SequentialSampler):
+    """The same for an order that is the dataset's, so that Lightning does not turn shuffling off (`overfit_batches`)."""
+
+    def __init__(self, loader: Loader) -> None:
+        SequentialSampler.__init__(self, loader.dataset)
+        EpochSetter.__init__(self, loader)

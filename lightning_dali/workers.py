@@ -1,15 +1,14 @@
 """The worker pool: processes that turn a `BatchTask` into a packed batch.
 
-`WorkerPool` lives in the rank, `_work` is what each worker runs. Why not `torch.utils.data.DataLoader`'s workers: a pass
-must be abandoned at once and without a trace, a killed worker must be noticed at once and must not hold a lock that the
-others need, and shared memory should be used again instead of mapped anew for each batch.
+Runs in the rank; `worker.py` is what each process runs. Why not `torch.utils.data.DataLoader`'s workers: a pass must be
+abandoned at once and without a trace, a killed worker must be noticed at once and must not hold a lock that the others
+need, and shared memory should be used again instead of mapped anew for each batch.
 
 - Each worker has one socket of its own. There is no shared queue and no lock between processes.
-- A batch's bytes lie in a *slab*: an anonymous memory file (memfd) that the worker makes, hands over once through the
-  socket, and reuses when the rank says it is free. No name in the file system, so nothing to leave behind, and no
-  dependence on the size of /dev/shm.
 - A worker ends when its socket closes or its rank's process ends, whichever it sees first.
 """
+
+# Over 300 lines: the pool and its streams are one protocol, and apart neither could be read.
 
 from __future__ import annotations
 
@@ -20,24 +19,26 @@ import multiprocessing.connection
 import multiprocessing.reduction
 import os
 import pickle
-import select
 import signal
+import sys
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]  # what the user chose to preload
 from typing import Any
 
 from lightning_dali.sampling import BatchTask
-from lightning_dali.wire import read, write
+from lightning_dali.wire import read
+from lightning_dali.worker import Answer, work
 
 OUTSTANDING_PER_WORKER = 2
 """Tasks a worker holds at a time: one in work, one waiting so that it never idles."""
-SLABS_PER_WORKER = 4
-"""A slab a task in work or waiting, and as many that the rank still reads."""
+LARGE_TASK = 4096
+"""Indices. So large a task waits until its worker is at rest: a socket holds some 200 KB, and if the rank blocked while it
+writes a task and the worker while it writes a batch, neither would ever read."""
 
 _rank_sockets: weakref.WeakSet[Any] = weakref.WeakSet()
 """The rank's ends, so that a forked worker closes those it inherited."""
@@ -45,157 +46,6 @@ _rank_sockets: weakref.WeakSet[Any] = weakref.WeakSet()
 
 class WorkerError(RuntimeError):
     """A worker process died."""
-
-
-@dataclass
-class Failure:
-    """An exception on its way from a worker to the rank."""
-
-    error: BaseException | None
-    """The exception itself when it can be pickled."""
-    kind: str
-    """Its class name."""
-    text: str
-    """The traceback in the worker."""
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """Packs an exception with its traceback."""
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        kept: BaseException | None = error
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            kept = None
-        return cls(kept, type(error).__name__, text)
-
-    @classmethod
-    def here(cls, error: BaseException) -> Failure:
-        """Wraps an exception of this process."""
-        return cls(error, type(error).__name__, "")
-
-    def exception(self) -> BaseException:
-        """The exception to raise in the rank; the worker's traceback is its cause."""
-        if not self.text:
-            assert self.error is not None
-            return self.error
-        cause = RuntimeError(f"in a worker process:\n{self.text}")
-        error = self.error if self.error is not None else RuntimeError(f"{self.kind} in a worker process:\n{self.text}")
-        error.__cause__ = cause
-        return error
-
-
-# -- in the worker ---------------------------------------------------------------------------------------------------
-
-
-class _Slabs:
-    """The worker's memory files. Free ones are reused; one that is too small is replaced."""
-
-    def __init__(self) -> None:
-        self._memory: dict[int, tuple[int, mmap.mmap]] = {}  # slab number -> (fd, mapping)
-        self._free: deque[int] = deque()
-        self._next = 0
-
-    def release(self, numbers: list[int]) -> None:
-        """The rank has finished with these."""
-        self._free.extend(numbers)
-
-    def take(self, size: int) -> tuple[int, mmap.mmap, int | None]:
-        """(number, memory, file descriptor to hand over or None when the rank has it already)."""
-        while self._free:
-            number = self._free.popleft()
-            descriptor, memory = self._memory[number]
-            if len(memory) >= size:
-                return number, memory, None
-            self._drop(number)
-        number, self._next = self._next, self._next + 1
-        descriptor = os.memfd_create(f"lightning_dali_{os.getpid()}_{number}")
-        os.ftruncate(descriptor, _round_up(size))
-        memory = mmap.mmap(descriptor, _round_up(size))
-        self._memory[number] = (descriptor, memory)
-        return number, memory, descriptor
-
-    def _drop(self, number: int) -> None:
-        descriptor, memory = self._memory.pop(number)
-        with contextlib.suppress(BufferError):
-            memory.close()
-        os.close(descriptor)
-
-
-def _round_up(size: int) -> int:
-    """A quarter more than asked, whole pages: batches differ a little in size, and a slab should serve the next one."""
-    page = mmap.PAGESIZE
-    return -(-(size + size // 4) // page) * page
-
-
-def _watch_parent(parent: int) -> None:
-    """Ends this process when the rank's process is gone, whatever this one is doing then."""
-    try:
-        descriptor = os.pidfd_open(parent)
-        select.select([descriptor], [], [])
-    except OSError:  # no pidfd on this kernel: look every second
-        with contextlib.suppress(OSError):
-            while True:
-                os.kill(parent, 0)
-                time.sleep(1)
-    os._exit(1)
-
-
-def _work(
-    socket: Any, others: list[Any], parent: int, number: int, num_workers: int, make: Callable[[BatchTask], Any]
-) -> None:
-    """A worker's main loop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for other in others:
-        with contextlib.suppress(OSError):
-            other.close()
-    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-    import torch
-
-    torch.set_num_threads(1)
-    _set_worker_info(number, num_workers, make)
-    slabs = _Slabs()
-    with contextlib.suppress(EOFError, ConnectionError, BrokenPipeError):
-        while True:
-            ticket, task, freed = pickle.loads(socket.recv_bytes())
-            slabs.release(freed)
-            _answer(socket, slabs, ticket, task, make)
-    os._exit(0)  # no atexit of the user's libraries in a worker
-
-
-def _answer(socket: Any, slabs: _Slabs, ticket: Any, task: BatchTask, make: Callable[[BatchTask], Any]) -> None:
-    used: tuple[int, int, int | None] | None = None
-
-    def slab(size: int) -> memoryview:
-        nonlocal used
-        number, memory, descriptor = slabs.take(size)
-        used = (number, len(memory), descriptor)
-        return memoryview(memory)
-
-    try:
-        message = write(make(task), slab)
-    except BaseException as error:
-        if used is not None and used[2] is None:
-            slabs.release([used[0]])
-        message, used = write(Failure.of(error), slab), None
-    number, size, descriptor = used or (-1, 0, None)
-    socket.send_bytes(pickle.dumps((ticket, number, size, descriptor is not None)))
-    socket.send_bytes(message)
-    if descriptor is not None:
-        multiprocessing.reduction.send_handle(socket, descriptor, None)
-
-
-def _set_worker_info(number: int, num_workers: int, make: Any) -> None:
-    """What `torch.utils.data.get_worker_info()` answers in here: datasets that shard themselves ask it."""
-    import torch.utils.data._utils.worker as torch_worker
-
-    torch_worker._worker_info = torch_worker.WorkerInfo(  # type: ignore[attr-defined]
-        id=number, num_workers=num_workers, seed=number, dataset=getattr(make, "dataset", None)
-    )
-
-
-# -- in the rank -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -210,22 +60,69 @@ class _Worker:
     def death(self) -> WorkerError:
         """Why it is gone, in words."""
         self.process.join(1)
-        code = self.process.exitcode
-        how = f"exit code {code}"
-        if code is not None and code < 0:
-            how = f"signal {signal.Signals(-code).name}"
-            if code == -signal.SIGKILL:
-                how += " (the system kills processes so when memory runs out: try fewer workers or smaller batches)"
         indices = [index for task in self.tasks.values() for index in task.indices]
         doing = f" while fetching dataset indices {indices[:16]}{'...' if len(indices) > 16 else ''}" if indices else ""
-        return WorkerError(f"worker {self.number} (pid {self.process.pid}) died with {how}{doing}")
+        return WorkerError(
+            f"worker {self.number} (pid {self.process.pid}) died with {_how(self.process.exitcode)}{doing}. "
+            "The next pass starts new workers."
+        )
+
+
+def _how(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = str(-code)
+    memory = " (the system kills processes so when memory runs out: try fewer workers or smaller batches)"
+    return f"signal {name}{memory if name == 'SIGKILL' else ''}"
 
 
 class Packed:
-    """A batch that came from a worker; its arrays look into a slab until `free`."""
+    """A batch that came from a worker; its arrays look into a slab until `free`.
 
-    def __init__(self, value: Any, free: Callable[[], None] = lambda: None, *, nbytes: int = 0) -> None:
-        self.value, self.free, self.nbytes = value, free, nbytes
+    Args:
+        value: What the worker made.
+        freed: Called once when the slab may be used again.
+        nbytes: Of the slab.
+    """
+
+    def __init__(self, value: Any, freed: Callable[[], None] | None = None, *, nbytes: int = 0) -> None:
+        self.value, self._freed, self.nbytes = value, freed, nbytes
+
+    def free(self) -> None:
+        """Gives the slab back; safe to call twice."""
+        freed, self._freed = self._freed, None
+        if freed is not None:
+            freed()
+
+
+class _Alarm:
+    """Wakes a thread that waits for sockets. A descriptor of its own, and never used again once it is closed."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.RLock()  # reentrant: the garbage collector may end a pass, and so ring, inside of it
+        self._open = True
+
+    def ring(self) -> None:
+        """Makes the descriptor readable."""
+        with self._lock:  # after `close` the number may be another file's
+            if self._open:
+                os.eventfd_write(self.descriptor, 1)
+
+    def clear(self) -> None:
+        """Takes note."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self.descriptor)
 
 
 class WorkerPool:
@@ -237,23 +134,14 @@ class WorkerPool:
         context: A multiprocessing start method, or None for the platform's.
     """
 
-    def __init__(
-        self,
-        make: Callable[[BatchTask], Any],
-        num_workers: int,
-        *,
-        context: str | None = None,
-    ) -> None:
+    def __init__(self, make: Callable[[Any], Any], num_workers: int, *, context: str | None = None) -> None:
         self.num_workers = num_workers
         self._make = make
         self._context = mp.get_context(context)
         self._workers: list[_Worker] = []
         self._tickets = 0
-        self._alarm_read, self._alarm_write = os.pipe()
-        os.set_blocking(self._alarm_read, False)
-        self._finalizer = weakref.finalize(
-            self, _end, self._workers, [self._alarm_read, self._alarm_write], os.getpid()
-        )
+        self._alarm = _Alarm()
+        self._finalizer = weakref.finalize(self, _end, self._workers, self._alarm, os.getpid())
 
     @property
     def started(self) -> bool:
@@ -266,28 +154,42 @@ class WorkerPool:
         return [worker.process.pid for worker in self._workers]
 
     def start(self) -> None:
-        """Starts the processes, if they are not there yet."""
+        """Starts the processes, if they are not there yet.
+
+        Raises:
+            TypeError: The dataset, a transform or the collate function cannot be sent to a process that is not forked.
+        """
         if self._workers:
             return
+        _preload(self._context)
         try:
             for number in range(self.num_workers):
                 self._workers.append(self._start_one(number))
         except BaseException:
-            _end(self._workers, [], os.getpid())
+            _end(self._workers, None, os.getpid())
             raise
 
     def _start_one(self, number: int) -> _Worker:
         mine, theirs = self._context.Pipe(duplex=True)
-        forked = self._context.get_start_method() == "fork"
-        others = [socket for socket in (*_rank_sockets, mine) if not socket.closed] if forked else []
+        method = self._context.get_start_method()
+        others = [socket for socket in (*_rank_sockets, mine) if not socket.closed] if method == "fork" else []
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=_work,
+            target=work,
             args=(theirs, others, os.getpid(), number, self.num_workers, self._make),
             name=f"lightning_dali_worker_{number}",
             daemon=True,
         )
-        process.start()
-        theirs.close()
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            mine.close()
+            raise TypeError(
+                f"the dataset, its transforms or the collate_fn cannot be sent to a worker that is started with {method!r}: "
+                f"{error}. Define functions and classes at the top of a module instead of as lambdas or inside functions, "
+                "or pass multiprocessing_context='fork' or num_workers=0."
+            ) from error
+        finally:
+            theirs.close()
         _rank_sockets.add(mine)
         return _Worker(process, mine, number)
 
@@ -298,8 +200,7 @@ class WorkerPool:
 
     def wake(self) -> None:
         """Makes a `Stream.next` that waits in another thread return."""
-        with contextlib.suppress(OSError):
-            os.write(self._alarm_write, b"!")
+        self._alarm.ring()
 
     def close(self) -> None:
         """Ends the processes; safe to call twice."""
@@ -314,69 +215,79 @@ class WorkerPool:
         """What each worker is doing, in words."""
         busy = [
             f"worker {worker.number} (pid {worker.process.pid}) has dataset indices "
-            f"{[index for task in worker.tasks.values() for index in task.indices][:8]}"
-            for worker in self._workers
+            f"{[index for task in list(worker.tasks.values()) for index in task.indices][:8]}"
+            for worker in list(self._workers)
             if worker.tasks
         ]
         return "; ".join(busy) or "no worker has anything to do: the server is decoding"
 
+    @property
+    def nbytes(self) -> int:
+        """Shared memory held by slabs, in bytes."""
+        return sum(len(slab) for worker in self._workers for slab in list(worker.slabs.values()))
+
     # -- used by Stream, in one thread at a time
 
     def new_ticket(self) -> int:
+        """A number that no other task of this pool has."""
         self._tickets += 1
         return self._tickets
 
     def send(self, worker: _Worker, ticket: int, task: BatchTask) -> None:
+        """Gives a worker a task."""
         freed, worker.freed = worker.freed, []
+        worker.tasks[ticket] = task
         try:
             worker.socket.send_bytes(pickle.dumps((ticket, task, freed)))
         except OSError:
-            worker.tasks[ticket] = task
             raise worker.death() from None
-        worker.tasks[ticket] = task
 
     def wait(self, timeout: float) -> Iterator[tuple[int, Packed]]:
         """Yields (ticket, batch) for what has arrived; waits up to `timeout` seconds for something."""
         by_socket = {worker.socket: worker for worker in self._workers}
         sentinels = {worker.process.sentinel: worker for worker in self._workers}
-        ready = multiprocessing.connection.wait([*by_socket, *sentinels, self._alarm_read], timeout)
+        ready = multiprocessing.connection.wait([*by_socket, *sentinels, self._alarm.descriptor], timeout)
         for item in ready:
             if item in by_socket:
                 worker = by_socket[item]
                 try:
-                    yield self._receive(worker)
+                    received = self._receive(worker)
                 except (EOFError, OSError):
                     raise worker.death() from None
+                yield received
         for item in ready:
-            if item == self._alarm_read:
-                with contextlib.suppress(OSError):
-                    os.read(self._alarm_read, 4096)
+            if item == self._alarm.descriptor:
+                self._alarm.clear()
             elif item in sentinels and sentinels[item].socket not in ready:
                 raise sentinels[item].death()
+        if not ready:  # socket and sentinel stay silent if a process that the dataset forked has them too
+            for worker in self._workers:
+                if not worker.process.is_alive():
+                    raise worker.death()
 
     def _receive(self, worker: _Worker) -> tuple[int, Packed]:
-        ticket, number, size, new = pickle.loads(worker.socket.recv_bytes())
+        answer: Answer = pickle.loads(worker.socket.recv_bytes())
         message = worker.socket.recv_bytes()
-        if new:
+        for number in answer.dropped:
+            _unmap(worker.slabs.pop(number))
+        if answer.new and answer.slab is not None:
             descriptor = multiprocessing.reduction.recv_handle(worker.socket)
-            worker.slabs[number] = mmap.mmap(descriptor, size)
+            worker.slabs[answer.slab] = mmap.mmap(descriptor, answer.nbytes)
             os.close(descriptor)
-        worker.tasks.pop(ticket, None)
-        if number < 0:
-            return ticket, Packed(read(message, None))
-        slab = worker.slabs[number]
-        value = read(message, memoryview(slab))
-        return ticket, Packed(value, lambda: worker.freed.append(number), nbytes=size)
+        worker.tasks.pop(answer.ticket, None)
+        if answer.slab is None:
+            return answer.ticket, Packed(read(message, None))
+        number = answer.slab
+        value = read(message, memoryview(worker.slabs[number]))
+        return answer.ticket, Packed(value, lambda: worker.freed.append(number), nbytes=answer.nbytes)
 
-    def idle_worker(self) -> _Worker | None:
-        """The worker with the fewest tasks, if it can take one more."""
+    def idle_worker(self, task: Any) -> _Worker | None:
+        """The worker with the fewest tasks, if it can take this one as well."""
+        if not self._workers:
+            raise WorkerError("the worker pool was closed while a pass was using it")
         worker = min(self._workers, key=lambda one: len(one.tasks))
-        return worker if len(worker.tasks) < OUTSTANDING_PER_WORKER else None
-
-    @property
-    def nbytes(self) -> int:
-        """Shared memory held by slabs, in bytes."""
-        return sum(len(slab) for worker in self._workers for slab in worker.slabs.values())
+        room = 1 if len(task.indices) > LARGE_TASK else OUTSTANDING_PER_WORKER
+        return worker if len(worker.tasks) < room else None
 
 
 class Stream:
@@ -386,8 +297,7 @@ class Stream:
         self._pool, self._tasks, self._ahead = pool, tasks, max(ahead, pool.num_workers)
         self._order: deque[int] = deque()
         self._arrived: dict[int, Packed] = {}
-        self._exhausted = False
-        self._closed = False
+        self._upcoming: BatchTask | None = next(tasks, None)
 
     def next(self, *, stop: Callable[[], bool], timeout: float | None = None) -> Packed | None:
         """The next batch; None at the end, or when `stop()` turned true meanwhile.
@@ -401,27 +311,34 @@ class Stream:
             WorkerError: A worker died.
         """
         end = None if timeout is None else time.monotonic() + timeout
+        looked = False
         while True:
             self._fill()
-            if stop() or not self._order:
+            if stop() or (not self._order and self._upcoming is None):
                 return None
-            if self._order[0] in self._arrived:
+            # Without an order yet the workers still have tasks of an abandoned pass: their answers make room.
+            if self._order and self._order[0] in self._arrived:
                 packed = self._arrived.pop(self._order.popleft())
                 self._fill()
                 return packed
             left = 1.0 if end is None else min(1.0, end - time.monotonic())
-            if left <= 0:
+            if left <= 0 and looked:
                 raise TimeoutError
-            self._take(left)
+            self._take(max(0.0, left))
+            looked = True
 
-    def redo(self, task: Any) -> Packed:
-        """Makes one batch now; what else arrives meanwhile is kept."""
-        while (worker := self._pool.idle_worker()) is None:
+    def redo(self, task: Any, *, stop: Callable[[], bool]) -> Packed | None:
+        """Makes one batch now; what else arrives meanwhile is kept. None when `stop()` turned true meanwhile."""
+        while (worker := self._pool.idle_worker(task)) is None:
+            if stop():
+                return None
             self._take(1.0)
         ticket = self._pool.new_ticket()
         self._order.appendleft(ticket)
         self._pool.send(worker, ticket, task)
         while ticket not in self._arrived:
+            if stop():
+                return None
             self._take(1.0)
         self._order.popleft()
         return self._arrived.pop(ticket)
@@ -435,16 +352,13 @@ class Stream:
                 packed.free()  # of a pass that was abandoned
 
     def _fill(self) -> None:
-        while not self._exhausted and len(self._order) < self._ahead:
-            worker = self._pool.idle_worker()
+        while self._upcoming is not None and len(self._order) < self._ahead:
+            worker = self._pool.idle_worker(self._upcoming)
             if worker is None:
                 return
-            task = next(self._tasks, None)
-            if task is None:
-                self._exhausted = True
-                return
-            ticket = self._pool.new_ticket()
+            ticket, task = self._pool.new_ticket(), self._upcoming
             self._order.append(ticket)
+            self._upcoming = next(self._tasks, None)
             self._pool.send(worker, ticket, task)
 
     def close(self) -> None:
@@ -453,10 +367,23 @@ class Stream:
             packed.free()
         self._arrived.clear()
         self._order.clear()
-        self._exhausted = True
+        self._upcoming = None
 
 
-def _end(workers: list[_Worker], descriptors: list[int], owner: int) -> None:
+def _preload(context: Any) -> None:
+    """Lets the fork server import once what otherwise every worker imports for itself, for seconds."""
+    if context.get_start_method() == "forkserver" and getattr(_forkserver, "_preload_modules", None) == ["__main__"]:
+        # workers import the user's script, so what that has imported of Lightning too
+        heavy = [name for name in ("lightning_dali.modalities", "lightning_dali.datamodules") if name in sys.modules]
+        context.set_forkserver_preload(["__main__", *heavy])
+
+
+def _unmap(slab: mmap.mmap) -> None:
+    with contextlib.suppress(BufferError):  # somebody still looks into it; it goes with its last view
+        slab.close()
+
+
+def _end(workers: list[_Worker], alarm: _Alarm | None, owner: int) -> None:
     """Ends worker processes, at once: they hold nothing that needs a goodbye."""
     if os.getpid() != owner:
         return  # a fork of the rank's process that ends: the workers are not its own
@@ -471,10 +398,7 @@ def _end(workers: list[_Worker], descriptors: list[int], owner: int) -> None:
         with contextlib.suppress(ValueError):
             worker.process.close()
         for slab in worker.slabs.values():
-            with contextlib.suppress(BufferError):  # somebody still looks into it; it goes with its last view
-                slab.close()
+            _unmap(slab)
     workers.clear()
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    descriptors.clear()
+    if alarm is not None:
+        alarm.close()

@@ -21,6 +21,7 @@ WORKER_ROOMS = (
     "proxies",
     "media",
     "wire",
+    "worker",
     "workers",
     "fetch",
     "collate",
@@ -52,7 +53,7 @@ RULES = [
     ),
     Rule(r".*", r"(hydra|pytest|psutil|sklearn)(\..*)?", "not a dependency of the package"),
     Rule(
-        r"server",
+        r"server|passes|delivery",
         r"(torchvision|torchaudio|PIL|av|soundfile)(\..*)?"
         r"|lightning_dali\.(proxies|media|modalities|datamodules)(\..*)?"
         r"|lightning_dali\.graph\.(?!spec).*",
@@ -60,11 +61,13 @@ RULES = [
     ),
     Rule(
         r"graph(\..*)?",
-        r"lightning_dali\.(datamodules|modalities|loader|server|fetch|workers|sampling)(\..*)?|torch\.utils\.data(\..*)?",
+        r"lightning_dali\.(datamodules|modalities|loader|server|passes|sources|fetch|workers?|sampling)(\..*)?|torch\.utils\.data(\..*)?",
         "the graph knows no dataset",
     ),
     Rule(
-        r"(proxies|media)(\..*)?", r"lightning_dali\.(graph|server|loader|datamodules)(\..*)?", "imports point one way"
+        r"(proxies|media)(\..*)?",
+        r"lightning_dali\.(graph|server|passes|loader|datamodules)(\..*)?",
+        "imports point one way",
     ),
     Rule(r"(?!cli$|testing).*", r"lightning_dali\.testing(\..*)?", "the package does not lean on its test helpers"),
 ]

@@ -9,17 +9,18 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import lightning as L
 import torch
-from torch.utils.data import Dataset, IterableDataset
 
 from lightning_dali import environment
+from lightning_dali.datamodules.datasets import Datasets, check_dataset, describe, is_factory, members
+from lightning_dali.datamodules.host import Host, hide_hook
+from lightning_dali.datamodules.loops import SeenIndices, align_progress, restart_evaluation
 from lightning_dali.datamodules.options import Options
 from lightning_dali.failures import BadSample
 from lightning_dali.fetch import Fetcher, Modality
 from lightning_dali.graph.spec import Device
 from lightning_dali.loader import Loader
-from lightning_dali.sampling import BatchPlan, BatchTask, EvalPlan, Shard, TrainPlan
+from lightning_dali.sampling import BatchPlan, BatchTask, EvalPlan, Shard, TrainPlan, user_plan
 from lightning_dali.seeding import batch_seed, seeded
 
 logger = logging.getLogger(__name__)
@@ -27,11 +28,8 @@ logger = logging.getLogger(__name__)
 STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 """Which loaders a Lightning stage needs."""
 
-Datasets = Any
-"""A dataset, a zero-argument factory of one; for evaluation also a list or dict of them."""
 
-
-class BaseDataModule(L.LightningDataModule):
+class BaseDataModule(Host):
     """Hooks and loaders; see `ImageDataModule` for the options."""
 
     def __init__(
@@ -47,18 +45,29 @@ class BaseDataModule(L.LightningDataModule):
         eval_transform: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
     ) -> None:
         super().__init__()
         self.modality, self.options = modality, options
         self.batch_size = options.batch_size  # a plain attribute: Lightning's BatchSizeFinder sets it
         self._given = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
         for stage, given in self._given.items():
-            _check_dataset(stage, given)
+            check_dataset(stage, given)
+            hook = f"{stage}_dataloader"
+            if given is None and getattr(type(self), hook) is getattr(BaseDataModule, hook):
+                hide_hook(self, hook)
+        if sampler is not None and batch_sampler is not None:
+            raise ValueError(
+                "sampler and batch_sampler are both given: a batch sampler decides the order too; pass one."
+            )
+        self._sampler, self._batch_sampler = sampler, batch_sampler
         self._train_transform, self._eval_transform = train_transform, eval_transform
         self._collate_fn, self._batch_transform = collate_fn, batch_transform
         self._datasets: dict[str, Any] = {}
         self._loaders: dict[str, list[Loader]] = {}
         self._made_for: dict[str, Any] = {}
+        self._resume: dict[str, Any] | None = None
         self._bad: list[BadSample] = []
 
     # -- Lightning's hooks
@@ -66,8 +75,8 @@ class BaseDataModule(L.LightningDataModule):
     def prepare_data(self) -> None:
         """Calls dataset factories once a node, so that what they download is there for all ranks."""
         for given in self._given.values():
-            for item in _members(given):
-                if _is_factory(item):
+            for item in members(given):
+                if is_factory(item):
                     item()
 
     def setup(self, stage: str | None = None) -> None:
@@ -76,8 +85,12 @@ class BaseDataModule(L.LightningDataModule):
             self._make(name)
 
     def train_dataloader(self) -> Any:
-        """The training loader."""
-        return self._get("train")
+        """The training loader, where the checkpoint says that it stood."""
+        loader = self._get("train")
+        if self._resume is not None and isinstance(loader, Loader):
+            state, self._resume = self._resume, None
+            loader.load_state_dict(state)
+        return loader
 
     def val_dataloader(self) -> Any:
         """The validation loader, or a list or dict of them as the datasets were given."""
@@ -102,6 +115,23 @@ class BaseDataModule(L.LightningDataModule):
                 loader.stop()
                 if self.options.release_memory != "never":
                     loader.release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loader stands; Lightning puts it into checkpoints.
+
+        The fit loop keeps it too, but drops it when the loader was asked for before the loop was restored, as
+        `trainer.estimated_stepping_batches` does (Lightning #20550).
+        """
+        if self._resume is not None:
+            return {"train": self._resume}
+        loaders = self._loaders.get("train")
+        return {"train": loaders[0].state_dict()} if loaders else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the position for the next `train_dataloader()`; only fitting goes on where it stopped."""
+        trainer = self._trainer_or_none
+        if trainer is None or trainer.state.fn == "fit":
+            self._resume = state_dict.get("train")
 
     def on_exception(self, exception: BaseException) -> None:
         """Ends everything: Lightning calls this instead of `teardown` when a run fails."""
@@ -129,21 +159,20 @@ class BaseDataModule(L.LightningDataModule):
     def peek(self, stage: str = "train") -> Any:
         """One batch of a stage, without a trace: the next pass starts where it would have."""
         self._make(stage)
-        loader = self._loaders[stage][0]
-        state = (loader._epoch, loader._next_epoch, loader._start, loader._current)
-        one = iter(loader)
-        try:
-            return next(one)
-        finally:
-            one.close()
-            loader._epoch, loader._next_epoch, loader._start, loader._current = state
+        return self._loaders[stage][0].peek()
+
+    def __str__(self) -> str:
+        """The datasets. Lightning's own would make and iterate every loader that is not torch's."""
+        return "\n".join([type(self).__name__, *(f"  {name}: {describe(given)}" for name, given in self._given.items())])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what lives: a copy, or a rank started by `ddp_spawn`, makes its own loaders."""
+        return {**self.__dict__, "_loaders": {}, "_made_for": {}}
 
     # -- making loaders
 
     def _get(self, name: str) -> Any:
         given = self._given[name]
-        if given is None:
-            return []  # Lightning's way of saying that there is no such stage
         self._make(name)
         loaders = self._loaders[name]
         if isinstance(given, Mapping):
@@ -155,15 +184,18 @@ class BaseDataModule(L.LightningDataModule):
         given = self._given.get(name)
         if given is None:
             return
-        shard, device = environment.shard_of(self._trainer_or_none), self._device()
-        made_for = (shard, device, self.batch_size)
+        trainer = self._trainer_or_none
+        shard, device = environment.shard_of(trainer), self._device()
+        if name not in self._datasets:
+            self._datasets[name] = [item() if is_factory(item) else item for item in members(given)]
+        sizes = [len(dataset) for dataset in self._datasets[name]]
+        sampling = (environment.overfits(trainer), environment.deals_samplers(trainer)) if name == "train" else ()
+        made_for = (shard, device, self.batch_size, sizes, sampling)
         if name in self._loaders:
             if self._made_for[name] == made_for:
                 return
             for loader in self._loaders[name]:
                 loader.close()
-        if name not in self._datasets:
-            self._datasets[name] = [item() if _is_factory(item) else item for item in _members(given)]
         labels = list(given) if isinstance(given, Mapping) else range(len(self._datasets[name]))
         self._loaders[name] = [
             self._loader(name, dataset, shard, device, label=name if len(labels) == 1 else f"{name}/{label}")
@@ -212,10 +244,13 @@ class BaseDataModule(L.LightningDataModule):
             on_bad=self._note_bad,
             batch_transform=self._seeded_batch_transform(seed) if train and self._batch_transform else None,
             before_start=self._start_workers,
+            on_epoch=self._epoch_told,
             release_each_pass=options.release_memory == "epoch",
             watchdog_seconds=options.watchdog_seconds,
             name=label,
         )
+        if name == "predict":
+            loader.batch_sampler = SeenIndices(loader)
         loader.trace()
         return loader
 
@@ -223,16 +258,33 @@ class BaseDataModule(L.LightningDataModule):
         size = len(dataset)
         if size == 0:
             raise ValueError(f"the {name} dataset is empty: {dataset!r}. Check its root folder and its split.")
-        if name == "train":
-            return TrainPlan(
-                size,
-                self.batch_size,
+        if name != "train":
+            return EvalPlan(size, self.batch_size, shard=shard)
+        options, trainer = self.options, self._trainer_or_none
+        overfit = environment.overfits(trainer)
+        if not overfit and (self._sampler is not None or self._batch_sampler is not None):
+            return user_plan(
+                dataset,
+                sampler=self._sampler,
+                batch_sampler=self._batch_sampler,
+                batch_size=self.batch_size,
                 shard=shard,
                 seed=seed,
-                shuffle=self.options.shuffle,
-                drop_last=self.options.drop_last,
+                drop_last=options.drop_last,
+                deal=environment.deals_samplers(trainer),
             )
-        return EvalPlan(size, self.batch_size, shard=shard)
+        shuffle = options.shuffle and not overfit
+        return TrainPlan(size, self.batch_size, shard=shard, seed=seed, shuffle=shuffle, drop_last=options.drop_last)
+
+    def _epoch_told(self, loader: Loader) -> None:
+        """Lightning says which epoch comes, just before a loop asks for batches."""
+        trainer = self._trainer_or_none
+        if trainer is None or trainer.state.fn != "fit":
+            return
+        if loader.name == "train":
+            align_progress(trainer, loader)
+        else:
+            restart_evaluation(trainer)
 
     def _start_workers(self) -> None:
         """Starts every stage's persistent workers before the first graph is built: a process forks best without threads."""
@@ -262,35 +314,4 @@ class BaseDataModule(L.LightningDataModule):
             raise RuntimeError(
                 f"{len(self._bad)} bad samples on rank {sample.rank}, more than max_bad_samples={limit}; the last one: "
                 f"{sample}. See datamodule.bad_samples for all of them; repair the dataset or raise the limit."
-            )
-
-
-def _members(given: Datasets) -> list[Any]:
-    if given is None:
-        return []
-    if isinstance(given, Mapping):
-        return list(given.values())
-    return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _is_factory(item: Any) -> bool:
-    return callable(item) and not hasattr(item, "__getitem__") and not hasattr(item, "__iter__")
-
-
-def _check_dataset(stage: str, given: Datasets) -> None:
-    if stage == "train" and isinstance(given, (Mapping, list, tuple)) and not isinstance(given, Dataset):
-        raise TypeError(
-            f"train_dataset is a {type(given).__name__}: it must be one dataset (or a zero-argument function that makes it). "
-            "Join several with torch.utils.data.ConcatDataset."
-        )
-    for item in _members(given):
-        if isinstance(item, IterableDataset):
-            raise TypeError(
-                f"{stage}_dataset is an IterableDataset ({type(item).__name__}): it cannot be sharded and resumed by index. "
-                "Pass a dataset with __getitem__ and __len__."
-            )
-        if not _is_factory(item) and not (hasattr(item, "__getitem__") and hasattr(item, "__len__")):
-            raise TypeError(
-                f"{stage}_dataset is {item!r}: expected a dataset with __getitem__ and __len__, or a zero-argument function "
-                "that makes one."
             )

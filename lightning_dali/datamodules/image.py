@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lightning_dali.datamodules.base import BaseDataModule, Datasets
+from lightning_dali.datamodules.base import BaseDataModule
+from lightning_dali.datamodules.datasets import Datasets
 from lightning_dali.datamodules.options import Options
 from lightning_dali.modalities import ImageModality
 
@@ -33,6 +34,9 @@ class ImageDataModule(BaseDataModule):
         num_threads: DALI's CPU threads.
         shuffle: Whether training goes through a new permutation each epoch.
         drop_last: Whether training drops the samples that do not fill a global batch.
+        sampler: The order of training instead of `shuffle`: a sampler over the whole dataset, or a function of the
+            dataset that makes one. It is dealt to the ranks, unless it shards itself (`DistributedSampler`).
+        batch_sampler: The batches of training instead of `batch_size` and `sampler`, in the same two forms.
         seed: Of every order and draw; None: that of `lightning.seed_everything`, else 0.
         on_bad_sample: ``"raise"``, ``"replace"`` (by another sample of the batch) or ``"drop"`` (a shorter batch).
         max_bad_samples: More than so many on a rank end the run.
@@ -68,6 +72,8 @@ class ImageDataModule(BaseDataModule):
         num_threads: int | None = 4,
         shuffle: bool = True,
         drop_last: bool = True,
+        sampler: Any = None,
+        batch_sampler: Any = None,
         seed: int | None = None,
         on_bad_sample: str = "raise",
         max_bad_samples: int | None = None,
@@ -115,4 +121,6 @@ class ImageDataModule(BaseDataModule):
             eval_transform=eval_transform,
             collate_fn=collate_fn,
             batch_transform=batch_transform,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
         )

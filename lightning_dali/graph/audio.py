@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_dali.graph import audio_features, audio_wave
+from lightning_dali.graph import audio_features, audio_shape, audio_wave
 from lightning_dali.graph.audio_features import clear_buffers
 from lightning_dali.graph.audio_rows import Rows, merge
 from lightning_dali.graph.audio_wave import Drawn, Settings, opposite_phase
@@ -57,8 +57,13 @@ STEPS: dict[str, Step] = {
     "FrequencyMasking": Step(audio_features.masking, _MASKS),
     "TimeMasking": Step(audio_features.masking, _MASKS),
     "SpecAugment": Step(audio_features.masking, _MASKS),
+    "Channel": Step(audio_shape.channel),
+    "Squeeze": Step(audio_shape.squeeze),
+    "Unsqueeze": Step(audio_shape.unsqueeze),
+    "Window": Step(audio_shape.window, frozenset({"start", "stop"})),
+    "Pointwise": Step(audio_shape.pointwise),
 }
-"""The vocabulary, by the names that `proxies.audio_calls` records."""
+"""The vocabulary, by the names that `proxies.audio_calls` and `proxies.audio_ops` record."""
 
 
 def apply_audio(name: str, batch: Padded, kwargs: Sequence[Mapping[str, Any] | None]) -> Padded:

@@ -64,7 +64,8 @@ def _check_channels(x: Tensor) -> None:
 def _blend(x: Tensor, other: Tensor, ratios: Sequence[float]) -> Tensor:
     """``ratio * x + (1 - ratio) * other`` per sample, clamped.
 
-    torchvision adds with `alpha`, which is a fused multiply-add; `addcmul` with a factor a sample is its twin.
+    torchvision adds with `alpha`, a fused multiply-add; `addcmul` with a factor a sample is its twin on the CPU. Where it
+    is not fused (CUDA), a pixel whose exact result is a whole number, a gray one, can be one level off.
     """
     blended = torch.addcmul(x * per_sample(ratios, x), other, per_sample([1.0 - ratio for ratio in ratios], x))
     return blended.clamp_(0, _bound(x)).to(x.dtype)

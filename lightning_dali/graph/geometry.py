@@ -29,7 +29,7 @@ _MODES = {0: "nearest", 2: "bilinear"}  # Pillow's numbers
 # --- warps: affine, rotate, perspective, elastic ---------------------------------------------------------------------
 
 
-def _inverse_matrix(
+def inverse_matrix(
     angle: float, translate: Sequence[float], scale: float, shear: Any, center: Sequence[float] | None, size: list[int]
 ) -> list[float]:
     """Where an output pixel comes from, as 2 x 3 numbers about the image centre (`RandomAffine`'s parameters, degrees).
@@ -57,9 +57,9 @@ def _inverse_matrix(
 
 def _matrix(row: Row, size: list[int]) -> list[float]:
     if "translate" in row:
-        return _inverse_matrix(row["angle"], row["translate"], row["scale"], row["shear"], row["center"], size)
+        return inverse_matrix(row["angle"], row["translate"], row["scale"], row["shear"], row["center"], size)
     # rotate turns the other way
-    return _inverse_matrix(-(row["angle"] % 360), (0.0, 0.0), 1.0, 0.0, row["center"], size)
+    return inverse_matrix(-(row["angle"] % 360), (0.0, 0.0), 1.0, 0.0, row["center"], size)
 
 
 def _planes(theta: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def rotate(x: Tensor, rows: Rows) -> Tensor:
     return _sample(x, _affine_grid([_matrix(row, size)], x, list(canvas)), row)
 
 
-def _perspective_coefficients(rows: Rows) -> list[list[float]]:
+def perspective_coefficients(rows: Rows) -> list[list[float]]:
     """The eight numbers of each row's map, given or solved from four corners in float64, as torchvision does."""
     found = [row["coefficients"] for row in rows]
     unsolved = [i for i, given in enumerate(found) if given is None]
@@ -167,7 +167,7 @@ def _perspective_coefficients(rows: Rows) -> list[list[float]]:
 def perspective(x: Tensor, rows: Rows) -> Tensor:
     """Maps `startpoints` to `endpoints`, or by `coefficients`: Pillow's quotient of planes at pixel centres."""
     height, width = x.shape[-2:]
-    table = torch.tensor(distinct(_perspective_coefficients(rows)), dtype=torch.float64)
+    table = torch.tensor(distinct(perspective_coefficients(rows)), dtype=torch.float64)
     above = _upload_theta(table[:, :6].view(-1, 2, 3), [0.5 * width, 0.5 * height], x)
     below = torch.cat((table[:, 6:], torch.ones(len(table), 1, dtype=torch.float64)), 1).unsqueeze(1)
     below = _upload_theta(below, [1.0], x)
@@ -195,7 +195,25 @@ def elastic(x: Tensor, rows: Rows) -> Tensor:
 
 
 def crop(x: Tensor, rows: Rows) -> Tensor:
-    """Cuts windows of one size at each row's `top` and `left`; zero outside of the image. One gather."""
+    """Cuts windows of one size at each row's `top` and `left`; zero outside of the image."""
+    return _crop_copies(x, rows) if x.device.type == "cpu" else _crop_gather(x, rows)
+
+
+def _crop_copies(x: Tensor, rows: Rows) -> Tensor:
+    """Sample by sample: on the CPU a seventh of the time of a gather."""
+    (height, width), (full_height, full_width) = (rows[0]["height"], rows[0]["width"]), x.shape[-2:]
+    out = x.new_zeros((*x.shape[:-2], height, width))
+    for item, source, row in zip(out, x, rows, strict=True):
+        top, left = row["top"], row["left"]
+        ys = slice(max(top, 0), max(min(top + height, full_height), 0))
+        xs = slice(max(left, 0), max(min(left + width, full_width), 0))
+        seen = source[..., ys, xs]
+        item[..., ys.start - top :, xs.start - left :][..., : seen.shape[-2], : seen.shape[-1]] = seen
+    return out
+
+
+def _crop_gather(x: Tensor, rows: Rows) -> Tensor:
+    """All samples at once."""
     (height, width), (full_height, full_width) = (rows[0]["height"], rows[0]["width"]), x.shape[-2:]
     corners = upload([[row["top"], row["left"]] for row in rows], x.device, torch.int64)
     ys = corners[:, :1] + torch.arange(height, device=x.device)
@@ -241,8 +259,12 @@ def pad(x: Tensor, rows: Rows) -> Tensor:
 def erase(x: Tensor, rows: Rows) -> Tensor:
     """Sets each row's window to `v`: one value, one a channel, or a whole patch."""
     values = [torch.as_tensor(row["v"]).to(x.dtype) for row in rows]
-    if any(value.shape[-2:].numel() > 1 for value in values if value.ndim > 1):
-        return _erase_patches(x, rows, values)
+    patches = any(value.shape[-2:].numel() > 1 for value in values if value.ndim > 1)
+    return (_erase_patches if patches or x.device.type == "cpu" else _erase_colors)(x, rows, values)
+
+
+def _erase_colors(x: Tensor, rows: Rows, values: list[Tensor]) -> Tensor:
+    """All samples at once."""
     channels = x.shape[-3]
     colors = torch.stack([value.expand(channels, 1, 1) for value in values]).to(x.device, non_blocking=True)
     edges = [[row["i"], row["i"] + row["h"], row["j"], row["j"] + row["w"]] for row in rows]
@@ -254,7 +276,7 @@ def erase(x: Tensor, rows: Rows) -> Tensor:
 
 
 def _erase_patches(x: Tensor, rows: Rows, values: list[Tensor]) -> Tensor:
-    """All patches travel in one copy, then each is put in its place."""
+    """All patches travel in one copy, then each is put in its place; on the CPU the faster way for colours too."""
     packed = torch.cat([value.flatten() for value in values]).to(x.device, non_blocking=True)
     patches = torch.split(packed, [value.numel() for value in values])
     out = x.clone()

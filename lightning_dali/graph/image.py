@@ -116,26 +116,47 @@ def head_inputs(spec: ImageSpec, heads: list[Head]) -> dict[str, np.ndarray]:
     """The per-item parameters of every stage that `spec` has, identity where an item does not use it.
 
     Returns:
-        int32 arrays `(n, 2)` for windows and sizes, `(n,)` for flips.
+        int32 arrays: `decoded` `(n, 2)`, the decoded sizes; windows `(n, 2)` twice; flips `(n,)`. float32 `size` `(n, 2)`.
     """
-    inputs: dict[str, np.ndarray] = {}
     n = len(heads)
+    inputs: dict[str, np.ndarray] = {"decoded": np.array([head.size for head in heads], np.int32).reshape(n, 2)}
     if spec.first:
         windows = np.array([head.first or (0, 0, *head.size) for head in heads], np.int32).reshape(n, 4)
         inputs["first_start"], inputs["first_shape"] = windows[:, :2].copy(), windows[:, 2:].copy()
-    cut = [head.first[2:] if head.first is not None else head.size for head in heads]
-    resized = [head.resized or size for head, size in zip(heads, cut, strict=True)]
     if spec.resize:
+        cut = inputs.get("first_shape", inputs["decoded"]).tolist()
+        resized = [head.resized or size for head, size in zip(heads, cut, strict=True)]
         inputs["size"] = np.array(resized, np.float32).reshape(n, 2)
     if spec.second:
+        whole = _size_before(inputs, "second_shape").tolist()
         windows = np.array(
-            [head.second or (0, 0, *size) for head, size in zip(heads, resized, strict=True)], np.int32
+            [head.second or (0, 0, *size) for head, size in zip(heads, whole, strict=True)], np.int32
         ).reshape(n, 4)
         inputs["second_start"], inputs["second_shape"] = windows[:, :2].copy(), windows[:, 2:].copy()
     if spec.flip:
         inputs["hflip"] = np.array([head.hflip for head in heads], np.int32)
         inputs["vflip"] = np.array([head.vflip for head in heads], np.int32)
     return inputs
+
+
+_SIZES_IN_ORDER = ("decoded", "first_shape", "size", "second_shape")
+
+
+def _size_before(inputs: dict[str, np.ndarray], stage: str) -> np.ndarray:
+    """The items' sizes `(n, 2)` that come into a stage."""
+    known = [name for name in _SIZES_IN_ORDER[: _SIZES_IN_ORDER.index(stage)] if name in inputs]
+    return inputs[known[-1]]
+
+
+def identity_input(name: str, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """What a stage that no item of a batch uses is fed, so that it changes nothing."""
+    if name.endswith("_start"):
+        return np.zeros_like(inputs["decoded"])
+    if name.endswith("_shape"):
+        return _size_before(inputs, name).astype(np.int32)
+    if name == "size":
+        return _size_before(inputs, name).astype(np.float32)
+    return np.zeros(len(inputs["decoded"]), np.int32)
 
 
 class ImageExecutor:
@@ -153,19 +174,12 @@ class ImageExecutor:
 
     def feed(self, lane: Lane) -> None:
         """Hands one batch to DALI; returns at once."""
-        parameters = lane.inputs
-        missing = [name for name in self._inputs if name not in parameters]
-        if missing:
-            parameters = {**parameters, **self._identity(lane, missing)}
         self._pipeline.feed_input("data", lane.data)
-        for name in self._inputs:
-            self._pipeline.feed_input(name, parameters[name])
+        for name in self._inputs:  # some stage may have been added for other batches than this one
+            if name not in lane.inputs:
+                lane.inputs[name] = identity_input(name, lane.inputs)
+            self._pipeline.feed_input(name, lane.inputs[name])
         self._pipeline._run_once()  # `schedule_run` would wait for a full prefetch queue first
-
-    def _identity(self, lane: Lane, missing: list[str]) -> dict[str, np.ndarray]:
-        """Identity parameters of stages that this batch's worker did not know to be there."""
-        heads = lane.heads
-        return {name: array for name, array in head_inputs(self.spec, heads).items() if name in missing}
 
     def collect(self, lane: Lane) -> torch.Tensor | list[torch.Tensor]:
         """The oldest batch: `(n, C, H, W)`, or a list of `(C, H, W)` when sizes differ."""

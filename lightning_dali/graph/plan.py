@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from lightning_dali.proxies.calls import Call
-from lightning_dali.proxies.kernels import Size, center_crop_window, padding_of, resized_size
+from lightning_dali.graph.tail import PILLOW, pillow_name
+from lightning_dali.proxies.calls import Call, meets_pil
+from lightning_dali.proxies.sizes import Size, center_crop_window, padding_of, resized_size
 
 Window = tuple[int, int, int, int]
 """top, left, height, width; may be negative or larger than what it looks at."""
@@ -73,24 +74,35 @@ class Head:
         return self.first[2:] if self.first is not None else self.size
 
 
-def plan_item(size: Size, calls: Sequence[Call], channels: int) -> tuple[Head, tuple[Call, ...]]:
+def plan_item(
+    size: Size, calls: Sequence[Call], channels: int, *, pil: bool = False
+) -> tuple[Head, tuple[Call, ...]]:
     """Splits an item's calls into its head and its tail.
 
     Args:
         size: (H, W) of the decoded image.
         calls: As recorded.
         channels: Of the decoded image.
+        pil: Whether the first call met a PIL image: until one makes a tensor the arithmetic is then Pillow's.
     """
     head = Head(size)
+    if pil:
+        calls = [_met_pil(call) if meets_pil(calls[:n]) else call for n, call in enumerate(calls)]
     for position, call in enumerate(calls):
         if call.name not in _IDENTITY_CALLS and not _absorb(head, call):
             return _absorb_finish(head, list(calls[position:]), channels)
     return _absorb_finish(head, [], channels)
 
 
+def _met_pil(call: Call) -> Call:
+    """The call as it meets a PIL image, which is never resized without antialiasing."""
+    kwargs = {**call.kwargs, "antialias": True} if call.name in ("resize", "resized_crop") else call.kwargs
+    return Call(pillow_name(call.name), kwargs)
+
+
 def _absorb(head: Head, call: Call) -> bool:
     """Tries to take `call` into the head; False leaves the head as it was."""
-    name, kwargs = call
+    name, kwargs = call.name.removesuffix(PILLOW), call.kwargs
     if name == "horizontal_flip":
         head.hflip = not head.hflip
     elif name == "vertical_flip":

@@ -14,60 +14,80 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from lightning_dali.graph import color, geometry
+from lightning_dali.graph import color, geometry, pillow
 
 Kwargs = Mapping[str, Any]
+Kernel = Callable[[Tensor, Sequence[Kwargs]], Tensor]
 
 
-@dataclass(frozen=True)
-class _Batched:
+class _Batched(NamedTuple):
     """How a functional runs on samples whose arguments differ."""
 
-    kernel: Callable[[Tensor, Sequence[Kwargs]], Tensor]
+    kernel: Kernel
     """Of `x` and one mapping of arguments a sample."""
-    per_sample: frozenset[str] = frozenset()
+    per_sample: Set[str] = frozenset()
     """The arguments that may differ."""
     equal: bool = False
     """Whether torchvision's kernel is as good for equal arguments: it does not wait for the device."""
 
 
-def _batched(kernel: Callable[[Tensor, Sequence[Kwargs]], Tensor], *per_sample: str, equal: bool = False) -> _Batched:
-    return _Batched(kernel, frozenset(per_sample), equal)
-
-
 _BATCHED = {
-    "adjust_brightness": _batched(color.adjust_brightness, "brightness_factor", equal=True),
-    "adjust_contrast": _batched(color.adjust_contrast, "contrast_factor", equal=True),
-    "adjust_gamma": _batched(color.adjust_gamma, "gamma", equal=True),
-    "adjust_hue": _batched(color.adjust_hue, "hue_factor", equal=True),
-    "adjust_saturation": _batched(color.adjust_saturation, "saturation_factor", equal=True),
-    "adjust_sharpness": _batched(color.adjust_sharpness, "sharpness_factor"),
-    "gaussian_blur": _batched(color.gaussian_blur, "sigma"),
-    "gaussian_noise": _batched(color.gaussian_noise, "mean", "sigma", "seed"),
-    "jpeg": _batched(color.jpeg, "quality"),
-    "normalize": _batched(color.normalize),
-    "permute_channels": _batched(color.permute_channels, "permutation"),
-    "posterize": _batched(color.posterize, "bits", equal=True),
-    "solarize": _batched(color.solarize, "threshold", equal=True),
-    "to_image": _batched(lambda x, rows: x),
-    "affine": _batched(geometry.warp, "angle", "translate", "scale", "shear", "center"),
-    "crop": _batched(geometry.crop, "top", "left", equal=True),
-    "elastic": _batched(geometry.elastic, "displacement"),
-    "erase": _batched(geometry.erase, "i", "j", "h", "w", "v", "inplace"),
-    "pad": _batched(geometry.pad),
-    "perspective": _batched(geometry.perspective, "startpoints", "endpoints", "coefficients"),
-    "resized_crop": _batched(geometry.resized_crop, "top", "left", equal=True),
-    "rotate": _batched(geometry.rotate, "angle", "center"),
-    "warp": _batched(geometry.warp, "angle", "translate", "scale", "shear", "center", "expand", "_call"),
+    "adjust_brightness": _Batched(color.adjust_brightness, {"brightness_factor"}, equal=True),
+    "adjust_contrast": _Batched(color.adjust_contrast, {"contrast_factor"}, equal=True),
+    "adjust_gamma": _Batched(color.adjust_gamma, {"gamma"}, equal=True),
+    "adjust_hue": _Batched(color.adjust_hue, {"hue_factor"}, equal=True),
+    "adjust_saturation": _Batched(color.adjust_saturation, {"saturation_factor"}, equal=True),
+    "adjust_sharpness": _Batched(color.adjust_sharpness, {"sharpness_factor"}),
+    "gaussian_blur": _Batched(color.gaussian_blur, {"sigma"}),
+    "gaussian_noise": _Batched(color.gaussian_noise, {"mean", "sigma", "seed"}),
+    "jpeg": _Batched(color.jpeg, {"quality"}),
+    "normalize": _Batched(color.normalize),
+    "permute_channels": _Batched(color.permute_channels, {"permutation"}),
+    "posterize": _Batched(color.posterize, {"bits"}, equal=True),
+    "solarize": _Batched(color.solarize, {"threshold"}, equal=True),
+    "affine": _Batched(geometry.warp, {"angle", "translate", "scale", "shear", "center"}),
+    "crop": _Batched(geometry.crop, {"top", "left"}, equal=True),
+    "elastic": _Batched(geometry.elastic, {"displacement"}),
+    "erase": _Batched(geometry.erase, {"i", "j", "h", "w", "v", "inplace"}),
+    "pad": _Batched(geometry.pad),
+    "perspective": _Batched(geometry.perspective, {"startpoints", "endpoints", "coefficients"}),
+    "resized_crop": _Batched(geometry.resized_crop, {"top", "left"}, equal=True),
+    "rotate": _Batched(geometry.rotate, {"angle", "center"}),
+    "warp": _Batched(geometry.warp, {"angle", "translate", "scale", "shear", "center", "expand", "_call"}),
 }
+# What meets a PIL image (graph.pillow). Functionals that are not here compute the same for both.
+_PILLOW = {
+    "adjust_brightness": _Batched(pillow.adjust_brightness, {"brightness_factor"}),
+    "adjust_contrast": _Batched(pillow.adjust_contrast, {"contrast_factor"}),
+    "adjust_gamma": _Batched(pillow.adjust_gamma, {"gamma", "gain"}),
+    "adjust_hue": _Batched(pillow.adjust_hue, {"hue_factor"}),
+    "adjust_saturation": _Batched(pillow.adjust_saturation, {"saturation_factor"}),
+    "rgb_to_grayscale": _Batched(pillow.rgb_to_grayscale),
+    "affine": _Batched(pillow.warp, {"angle", "translate", "scale", "shear", "center"}),
+    "rotate": _Batched(pillow.warp, {"angle", "center"}),
+    "perspective": _Batched(pillow.perspective, {"startpoints", "endpoints", "coefficients"}),
+    "resize": _Batched(pillow.resize),
+    "resized_crop": _Batched(pillow.resized_crop, {"top", "left"}),
+    "warp": _Batched(pillow.warp, {"angle", "translate", "scale", "shear", "center", "expand", "_call"}),
+}
+PILLOW = "_pil"
+"""Ends the name of a functional that meets a PIL image, as in torchvision's own kernels."""
+_BATCHED |= {f"{name}{PILLOW}": batched for name, batched in _PILLOW.items()}
+_WARPS = ("warp", f"warp{PILLOW}")
+
+
+def pillow_name(name: str) -> str:
+    """What a functional is called that meets a PIL image: its own name where the arithmetic is the same."""
+    return f"{name}{PILLOW}" if name in _PILLOW else name
+
+
 _REFUSED = {
     "five_crop": "gives five images: record five crops",
     "ten_crop": "gives ten images: record ten crops",
@@ -77,6 +97,8 @@ _REFUSED = {
     "is_pure_tensor": "tells a type",
     "register_kernel": "registers a kernel",
 }
+_CHUNK_VALUES = 2**19
+"""Three images of 224 x 224: contrast then takes a third, hue two thirds of the CPU time that a batch of 32 takes."""
 _EXTRA = {"gaussian_noise": {"seed": inspect.Parameter.empty}}  # the draw travels, not the noise
 
 
@@ -87,9 +109,12 @@ def canonical_name(name: str) -> str:
     Raises:
         ValueError: If `name` is no functional that makes one image from one image.
     """
-    functional = getattr(F, name, None)
-    if name == "warp":
+    if name in _WARPS:
         return name
+    if name.endswith(PILLOW) and not hasattr(F, name):
+        plain = canonical_name(name.removesuffix(PILLOW))
+        return f"{plain}{PILLOW}" if plain in _PILLOW else plain
+    functional = getattr(F, name, None)
     if not inspect.isfunction(functional) or name.startswith("_"):
         raise ValueError(f"{name!r} is no functional of torchvision.transforms.v2.functional.")
     base = name.removesuffix("_image").removesuffix("_video")
@@ -107,7 +132,7 @@ def canonical_name(name: str) -> str:
 @functools.cache
 def _defaults(name: str) -> dict[str, Any]:
     """The functional's arguments after the image; `inspect.Parameter.empty` where there is no default."""
-    parameters = list(inspect.signature(getattr(F, name)).parameters.values())[1:]
+    parameters = list(inspect.signature(getattr(F, name.removesuffix(PILLOW))).parameters.values())[1:]
     return {parameter.name: parameter.default for parameter in parameters} | _EXTRA.get(name, {})
 
 
@@ -117,7 +142,7 @@ def _bind(name: str, kwargs: Kwargs) -> dict[str, Any]:
     Raises:
         TypeError: If an argument is missing or unknown.
     """
-    if name == "warp":
+    if name in _WARPS:
         return {**_bind(kwargs["_call"], {k: v for k, v in kwargs.items() if k != "_call"}), "_call": kwargs["_call"]}
     defaults = _defaults(name)
     row = {**defaults, **kwargs}
@@ -154,13 +179,14 @@ def _frozen(value: Any) -> Hashable:
 def per_sample_params(name: str) -> frozenset[str]:
     """The arguments that may differ between samples of one batched group; all others are part of `group_key`."""
     batched = _BATCHED.get(canonical_name(name))
-    return batched.per_sample if batched is not None else frozenset()
+    return frozenset(batched.per_sample) if batched is not None else frozenset()
 
 
 def merge_family(name: str) -> str:
     """``"warp"`` for functionals that may share one warp (with their own name under ``_call``), else `name`."""
     name = canonical_name(name)
-    return "warp" if name in ("affine", "rotate") else name
+    kind = PILLOW if name.endswith(PILLOW) else ""
+    return f"warp{kind}" if name.removesuffix(PILLOW) in ("affine", "rotate") else name
 
 
 def group_key(name: str, kwargs: Kwargs) -> Hashable:
@@ -178,8 +204,19 @@ def _row_key(name: str, row: Kwargs) -> tuple[Hashable, ...]:
     if row.get("_call", name) == "rotate" and (row["expand"] or (row["center"] is None and row["angle"] % 90 == 0)):
         # another size, or pixels are only moved: alone
         return ("rotate", *(_frozen(row[key]) for key in ("angle", "interpolation", "expand", "center", "fill")))
+    if row.get("_call", name) == f"rotate{PILLOW}" and row["expand"]:  # another size: alone
+        return (
+            f"rotate{PILLOW}",
+            *(_frozen(row[key]) for key in ("angle", "interpolation", "expand", "center", "fill")),
+        )
     free = per_sample_params(name)
     return (name, *((key, _frozen(row[key])) for key in sorted(row) if key not in free))
+
+
+def _for_each(name: str, kwargs: Sequence[Kwargs], samples: int) -> Sequence[Kwargs]:
+    if len(kwargs) not in (1, samples):
+        raise ValueError(f"{name} needs arguments for each of {samples} samples or one for all, got {len(kwargs)}.")
+    return list(kwargs) * samples if len(kwargs) == 1 else kwargs
 
 
 def apply_call(name: str, x: Tensor, kwargs: Sequence[Kwargs]) -> Tensor:
@@ -187,8 +224,7 @@ def apply_call(name: str, x: Tensor, kwargs: Sequence[Kwargs]) -> Tensor:
 
     Args:
         name: A functional of `torchvision.transforms.v2.functional`, or ``"warp"`` (`merge_family`).
-        x: (B, C, H, W) or (B, T, C, H, W), uint8 or floating point, on any device. It is not changed; the result may
-            share its memory.
+        x: (B, C, H, W) or (B, T, C, H, W), on any device. It is not changed; the result may share its memory.
         kwargs: For each sample the arguments after the image, as torchvision takes them; one mapping stands for all.
             `gaussian_noise` takes a `seed` besides.
 
@@ -197,19 +233,16 @@ def apply_call(name: str, x: Tensor, kwargs: Sequence[Kwargs]) -> Tensor:
         ValueError: If the functional cannot run on images, an argument is out of range, or sizes would differ.
     """
     name = canonical_name(name)
-    if len(kwargs) not in (1, len(x)):
-        raise ValueError(f"{name} needs arguments for each of {len(x)} samples or one for all, got {len(kwargs)}.")
     if len(x) == 0:
         return x
     rows = [_bind(name, one) for one in kwargs]
-    if len(rows) == 1:
-        return _apply_group(_row_key(name, rows[0]), x, rows * len(x))
     groups: dict[Hashable, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(_row_key(name, row), []).append(i)
+    each = _for_each(name, rows, len(x))
     if len(groups) == 1:
-        return _apply_group(next(iter(groups)), x, rows)
-    return _apply_groups(name, x, rows, groups)
+        return _apply_group(next(iter(groups)), x, each)
+    return _apply_groups(name, x, each, groups)
 
 
 def _apply_group(key: Any, x: Tensor, rows: Sequence[Kwargs]) -> Tensor:
@@ -217,24 +250,30 @@ def _apply_group(key: Any, x: Tensor, rows: Sequence[Kwargs]) -> Tensor:
     name = key[0]
     if name == "uniform_temporal_subsample" and x.ndim != 5:
         raise ValueError(f"{name} takes clips (B, T, C, H, W), got {tuple(x.shape)}.")
-    if "_call" in rows[0] and name != "warp":
+    if "_call" in rows[0] and name not in _WARPS:
         rows = [{key: value for key, value in row.items() if key != "_call"} for row in rows]
     batched = _BATCHED.get(name)
     if batched is not None and not (batched.equal and all(row == rows[0] for row in rows)):
-        return batched.kernel(x, rows)
-    out: Tensor = getattr(F, name)(x, **rows[0])
+        return _in_chunks(batched.kernel, x, rows)
+    out: Tensor = x if name == "to_image" else getattr(F, name)(x, **rows[0])
     overlaps = any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True))
     return out.contiguous() if overlaps else out
+
+
+def _in_chunks(kernel: Kernel, x: Tensor, rows: Sequence[Kwargs]) -> Tensor:
+    """Runs a kernel; on the CPU on a few samples at a time, so that what it makes on the way stays in the cache."""
+    each = max(1, _CHUNK_VALUES // max(1, x[0].numel()))
+    if x.device.type != "cpu" or each >= len(x):
+        return kernel(x, rows)
+    return torch.cat([kernel(x[i : i + each], rows[i : i + each]) for i in range(0, len(x), each)])
 
 
 def _apply_groups(name: str, x: Tensor, rows: Sequence[Kwargs], groups: Mapping[Hashable, list[int]]) -> Tensor:
     """Runs group by group and puts the results in the samples' order."""
     out: Tensor | None = None
     for key, members in groups.items():
-        first = members[0]
-        alone = len(members) == 1
-        index = None if alone else color.upload(members, x.device, torch.int64)
-        part = _apply_group(key, x[first : first + 1] if index is None else x[index], [rows[i] for i in members])
+        at = slice(members[0], members[0] + 1) if len(members) == 1 else color.upload(members, x.device, torch.int64)
+        part = _apply_group(key, x[at], [rows[i] for i in members])
         if out is None:
             out = part.new_empty((len(x), *part.shape[1:]))
         if (part.shape[1:], part.dtype) != (out.shape[1:], out.dtype):
@@ -242,10 +281,7 @@ def _apply_groups(name: str, x: Tensor, rows: Sequence[Kwargs], groups: Mapping[
                 f"{name} gives samples of {tuple(out.shape[1:])} {out.dtype} and of {tuple(part.shape[1:])} "
                 f"{part.dtype}, which make no batch: use apply_ragged."
             )
-        if index is None:
-            out[first] = part[0]
-        else:
-            out[index] = part
+        out[at] = part
     assert out is not None
     return out
 
@@ -258,7 +294,5 @@ def apply_ragged(name: str, xs: Sequence[Tensor], kwargs: Sequence[Kwargs]) -> l
         xs: Items (C, H, W) or (T, C, H, W).
         kwargs: One mapping an item; one alone stands for all.
     """
-    if len(kwargs) not in (1, len(xs)):
-        raise ValueError(f"{name} needs arguments for each of {len(xs)} samples or one for all, got {len(kwargs)}.")
-    each = list(kwargs) * len(xs) if len(kwargs) == 1 and len(xs) != 1 else kwargs
-    return [apply_call(name, x.unsqueeze(0), [one]).squeeze(0) for x, one in zip(xs, each, strict=True)]
+    each = zip(xs, _for_each(name, kwargs, len(xs)), strict=True)
+    return [apply_call(name, x.unsqueeze(0), [one]).squeeze(0) for x, one in each]

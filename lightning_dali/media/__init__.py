@@ -3,25 +3,42 @@
 from lightning_dali.media.audio import AudioHeader, cut_wav, probe_audio, read_audio_header
 from lightning_dali.media.audio_decode import check_finite, check_samples, decode_audio, downmix, encode_wav
 from lightning_dali.media.audio_wav import AudioError
+from lightning_dali.media.clips import Clip, ClipSampler
 from lightning_dali.media.errors import MediaError
 from lightning_dali.media.image_headers import Encoded, ImageError, ImageHeader, read_image_header
 from lightning_dali.media.images import MAX_PIXELS, check_complete, check_size, decode_image
+from lightning_dali.media.index_cache import IndexCache
 from lightning_dali.media.pnm import encode_pnm, pnm_size, write_pnm_into
+from lightning_dali.media.remote import RemoteReader
+from lightning_dali.media.video_cut import CutClip, cut
+from lightning_dali.media.video_decode import decode_frames
+from lightning_dali.media.video_index import VideoError, VideoIndex
+from lightning_dali.media.video_scan import build_index
 
 __all__ = [
     "MAX_PIXELS",
     "AudioError",
     "AudioHeader",
+    "Clip",
+    "ClipSampler",
+    "CutClip",
     "Encoded",
     "ImageError",
     "ImageHeader",
+    "IndexCache",
     "MediaError",
+    "RemoteReader",
+    "VideoError",
+    "VideoIndex",
+    "build_index",
     "check_complete",
     "check_finite",
     "check_samples",
     "check_size",
+    "cut",
     "cut_wav",
     "decode_audio",
+    "decode_frames",
     "decode_image",
     "downmix",
     "encode_pnm",

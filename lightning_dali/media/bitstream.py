@@ -1,7 +1,7 @@
 """The few bits of a packet that demuxing does not tell: can decoding start here, is it shown, is it needed.
 
-Runs in the worker process. Sections named are of ITU-T H.264 and H.265, RFC 6386 (VP8), the VP9 bitstream specification,
-ISO/IEC 13818-2 (MPEG-2) and ISO/IEC 14496-2 (MPEG-4).
+Runs in the worker process. Sections named are of ITU-T H.264 and H.265, RFC 6386 (VP8), the VP9 bitstream
+specification, ISO/IEC 13818-2 (MPEG-2) and ISO/IEC 14496-2 (MPEG-4).
 """
 
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ class Start(IntEnum):
 
 _H264_SLICE, _H264_IDR, _H264_SPS = 1, 5, 7
 _HEVC_CRA, _HEVC_BLA_N_LP = 21, 18
+_INTRA_ONLY = {"mjpeg", "prores", "dnxhd", "dvvideo", "rawvideo", "png", "huffyuv", "ffvhuff"}
 _HEVC_SPS = 33
 _MPEG2_SEQUENCE, _MPEG2_GROUP, _MPEG4_VOP = b"\0\0\1\xb3", b"\0\0\1\xb8", b"\0\0\1\xb6"
 _JPEG_FRAME = b"\xff\xc0"
@@ -109,8 +110,11 @@ def is_shown(codec: str, data: bytes) -> bool:
 def reference_level(codec: str, data: bytes, length_bytes: int) -> tuple[int, bool]:
     """A picture's temporal layer, and whether pictures of that layer may refer to it (higher layers always may).
 
-    For H.264 by nal_ref_idc (7.4.1), for H.265 by the type of its NAL units (7.4.2.2); others count as referred to.
+    For H.264 by nal_ref_idc (7.4.1), for H.265 by the type of its NAL units (7.4.2.2); others count as referred to, but
+    for codecs without references.
     """
+    if codec in _INTRA_ONLY:
+        return 0, False
     for start, end in nal_units(data, length_bytes) if codec in ("h264", "hevc") else ():
         if codec == "h264" and end > start and data[start] & 31 in (_H264_SLICE, _H264_IDR):
             return 0, bool(data[start] & 0x60)
@@ -123,8 +127,8 @@ def reference_level(codec: str, data: bytes, length_bytes: int) -> tuple[int, bo
 def with_joint(codec: str, data: bytes, length_bytes: int) -> bytes:
     """A key frame's packet made fit to follow packets that it did not follow when it was encoded.
 
-    H.264: an access unit delimiter (7.4.1.2.3) keeps two IDR pictures with the same idr_pic_id apart. H.265: a CRA picture becomes
-    a BLA picture without leading pictures (8.1.3), so that its picture order count starts afresh.
+    H.264: an access unit delimiter (7.4.1.2.3) keeps two IDR pictures with the same idr_pic_id apart. H.265: a CRA
+    picture becomes a BLA picture without leading pictures (8.1.3), so that its picture order count starts afresh.
     """
     if codec == "h264":
         delimiter = b"\x09\xf0"
@@ -143,15 +147,24 @@ def has_parameters(data: bytes, length_bytes: int) -> bool:
     return any(end > start and data[start] & 31 == _H264_SPS for start, end in nal_units(data, length_bytes))
 
 
+def with_start_codes(data: bytes, length_bytes: int) -> bytes:
+    """The packet with start codes (Annex B) in place of lengths."""
+    if not length_bytes:
+        return data
+    return b"".join(b"\0\0\0\1" + data[start:end] for start, end in nal_units(data, length_bytes))
+
+
 def format_signature(codec: str, data: bytes, length_bytes: int) -> bytes:
     """The bytes of a key frame's packet that say how large its picture is; empty where they are not understood.
 
     Two packets with the same signature have the same size; the reverse need not be so.
     """
     if codec in ("h264", "hevc"):
-        sps = (lambda b: b & 31 == _H264_SPS) if codec == "h264" else (lambda b: b >> 1 & 63 == _HEVC_SPS)
         return b"".join(
-            data[start:end] for start, end in nal_units(data, length_bytes) if end > start and sps(data[start])
+            data[start:end]
+            for start, end in nal_units(data, length_bytes)
+            if end > start
+            and (data[start] & 31 == _H264_SPS if codec == "h264" else data[start] >> 1 & 63 == _HEVC_SPS)
         )
     if codec == "vp8":
         return data[6:10]

@@ -1,7 +1,7 @@
 """Cut the packets of a clip out of a video. Runs in the worker process.
 
-What comes out is a small file of its own, for a decoder in another process (NVDEC, DALI). Its frames are chosen by their
-position in it.
+What comes out is a small file of its own, for a decoder in another process (NVDEC, DALI). Its frames are chosen by
+their position in it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ class CutClip:
     """A clip's packets as a file, and where its frames are in it."""
 
     data: bytes
-    """A whole file, MP4 (Matroska for codecs that MP4 cannot hold), with one constant-rate video stream, not rotated."""
+    """A whole file, MP4 (Matroska for codecs that MP4 cannot hold), with one constant-rate video stream, not
+    rotated."""
     frames: Ints
     """(T,) position in the file, in display order, of each wanted frame; -1 stays -1 (padding)."""
     num_frames: int
@@ -81,7 +82,8 @@ def _gather(index: VideoIndex, packets: Packets, wanted: Ints) -> dict[int, byte
 
 
 def _timed(index: VideoIndex, kept: dict[int, bytes], shown: Ints) -> list[Parcel]:
-    """The packets with times at a constant rate; a packet without a picture has the time of its place in decode order."""
+    """The packets with times at a constant rate; a packet without a picture has the time of its place in decode
+    order."""
     places = np.arange(len(kept))
     ranks = index.packets.ranks[list(kept)]
     hidden = ranks < 0

@@ -1,6 +1,7 @@
 """What is known of a video without decoding it: presentation times, key frames, format. Runs in the worker process.
 
-A `VideoIndex` is made by `build_index` (video_scan.py), kept by `IndexCache` and read by `ClipSampler`, `cut` and `decode_frames`.
+A `VideoIndex` is made by `build_index` (video_scan.py), kept by `IndexCache` and read by `ClipSampler`, `cut` and
+`decode_frames`.
 """
 
 import json
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lightning_dali.media.errors import MediaError
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -20,7 +23,7 @@ _MAGIC = b"lightning-dali video index 1\n"
 """Also the version: change the number when the meaning of a field changes."""
 
 
-class VideoError(ValueError):
+class VideoError(MediaError):
     """A file that is not a video, or not a usable one; its text is the reason, short, without path or index."""
 
 
@@ -41,9 +44,11 @@ class PacketTable:
     ids: Ints = field(default_factory=_no_ints)
     """(N,) a number that names each packet: its time on `clock`."""
     clock: str = ""
-    """What `ids` are: "pts", "dts", "pos" (byte position), or "" where nothing is unique: such a file is read from its start."""
+    """What `ids` are: "pts", "dts", "pos" (byte position), or "" where nothing is unique: such a file is read from its
+    start."""
     positions: Ints = field(default_factory=_no_ints)
-    """(N,) first byte of each packet in the file; empty unless the bytes there are the packet as it is (MP4 and MOV)."""
+    """(N,) first byte of each packet in the file; empty unless the bytes there are the packet as it is (MP4 and
+    MOV)."""
     sizes: Ints = field(default_factory=_no_ints)
     """(N,) bytes of each packet."""
 
@@ -56,9 +61,9 @@ class PacketTable:
 class VideoIndex:
     """The frames of one video in display order, and how to get at them.
 
-    Frame numbers count the frames a player shows: hidden reference frames, frames outside an edit list and frames that nothing
-    can decode (before the first key frame) have no number. Times are presentation times as they stand in the file, the same as
-    PyAV's `frame.time` and torchcodec's `pts_seconds`; a stream need not start at zero.
+    Frame numbers count the frames a player shows: hidden reference frames, frames outside an edit list and frames that
+    nothing can decode (before the first key frame) have no number. Times are presentation times as they stand in the
+    file, the same as PyAV's `frame.time` and torchcodec's `pts_seconds`; a stream need not start at zero.
 
     Only `pts` and `time_base` are needed to draw clips:
 
@@ -106,7 +111,8 @@ class VideoIndex:
     container: str = ""
     """FFmpeg's name of the file format."""
     header: bytes = b""
-    """For MP4 and MOV an empty MP4 that carries the codec's parameters, so that the file's own header need not be read again."""
+    """For MP4 and MOV an empty MP4 that carries the codec's parameters, so that the file's own header need not be read
+    again."""
     source_bytes: int = 0
     """Size of the file the index was made from."""
     header_num_frames: int = 0
@@ -183,19 +189,29 @@ class VideoIndex:
     def frame_at(self, seconds: npt.ArrayLike, *, tolerance_ticks: float = 0.5) -> Ints:
         """The frames shown at the given times: the nearest at or before each; the first frame for times before it.
 
-        A frame counts as shown up to `tolerance_ticks` of the time base (and never more than that many milliseconds) before its
-        time, because containers round: WebM keeps milliseconds, so frame 2 at 30 frames a second is stored as 67 ms, not 66.67.
+        A frame counts as shown up to `tolerance_ticks` of the time base (and never more than that many milliseconds)
+        before its time, because containers round: WebM keeps milliseconds, so frame 2 at 30 frames a second is stored
+        as 67 ms, not 66.67.
 
         >>> VideoIndex(pts=[0, 33, 67, 100], time_base=Fraction(1, 1000)).frame_at([0.0, 0.05, 2 / 30, 5.0]).tolist()
         [0, 1, 2, 3]
         """
         ticks = np.asarray(seconds, dtype=np.float64) * self.time_base.denominator / self.time_base.numerator
-        slack = tolerance_ticks * min(1.0, 1e-3 / float(self.time_base)) + 1e-6
-        found = np.searchsorted(self.pts, ticks + slack, side="right") - 1
+        found = np.searchsorted(self.pts, ticks + self._slack(tolerance_ticks), side="right") - 1
         return np.maximum(found, 0).astype(np.int64)
 
+    def first_from(self, seconds: float) -> int:
+        """The first frame whose time is not before the given one, to within half a tick; `num_frames` if there is
+        none."""
+        ticks = seconds * self.time_base.denominator / self.time_base.numerator
+        return int(np.searchsorted(self.pts, ticks - self._slack(0.5), side="left"))
+
+    def _slack(self, ticks: float) -> float:
+        return ticks * min(1.0, 1e-3 / float(self.time_base)) + 1e-6
+
     def to_bytes(self) -> bytes:
-        """The index as bytes: JSON, then arrays as differences in the smallest integer type. `from_bytes` is the way back."""
+        """The index as bytes: JSON, then arrays as differences in the smallest integer type. `from_bytes` is the way
+        back."""
         plain, blocks = _dump(self)
         head = json.dumps(plain).encode()
         return b"".join([_MAGIC, len(head).to_bytes(4, "little"), head, *blocks])
@@ -244,8 +260,9 @@ def _dump(index: VideoIndex) -> tuple[dict[str, Any], list[bytes]]:
         steps = np.diff(values)
         low, high = (int(steps.min()), int(steps.max())) if steps.size else (0, 0)
         kind = next(k for k in ("<i1", "<i2", "<i4", "<i8") if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
-        table.append([name, int(values[0]) if values.size else 0, kind, int(values.size)])
-        blocks.append(steps.astype(kind).tobytes())
+        even = low == high  # as in all that counts up: nothing to store
+        table.append([name, int(values[0]) if values.size else 0, low if even else kind, int(values.size)])
+        blocks.append(b"" if even else steps.astype(kind).tobytes())
     return plain | {"clock": index.packets.clock, "header": len(index.header), "arrays": table}, blocks
 
 
@@ -254,12 +271,14 @@ def _load(plain: dict[str, Any], data: memoryview) -> dict[str, Any]:
     offset = plain.pop("header")
     header, arrays = bytes(data[:offset]), {}
     for name, first, kind, size in plain.pop("arrays"):
-        steps = np.frombuffer(data, dtype=kind, count=max(size - 1, 0), offset=offset)
+        if isinstance(kind, int):
+            arrays[name] = np.arange(size, dtype=np.int64) * kind + first
+            continue
+        steps = np.frombuffer(data, dtype=kind, count=size - 1, offset=offset)
         offset += steps.nbytes
-        values = np.full(size, first, dtype=np.int64)
-        if size > 1:
-            values[1:] += np.cumsum(steps, dtype=np.int64)
-        arrays[name] = values
+        arrays[name] = np.empty(size, dtype=np.int64)
+        arrays[name][0], arrays[name][1:] = first, steps
+        np.cumsum(arrays[name], out=arrays[name])
     table = PacketTable(clock=plain.pop("clock"), **{name: arrays.pop(name) for name in _PACKET_ARRAYS})
     plain |= {name: Fraction(*plain[name]) for name in _FRACTIONS}
     return plain | arrays | {"packets": table, "header": header}

@@ -9,15 +9,15 @@ from typing import Any
 
 import av
 
-from lightning_dali.media.bitstream import has_parameters, nal_length_bytes
+from lightning_dali.media.bitstream import has_parameters, nal_length_bytes, with_start_codes
 from lightning_dali.media.video_index import VideoError, VideoIndex
 
 _MP4_CODECS = {"h264", "hevc", "vvc", "av1", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg"}
 """What FFmpeg's MP4 muxer takes and decoders expect there."""
-_MOV_CODECS = {"h263"}
+_MOV_CODECS = {"h263", "prores", "dnxhd"}
 """What only its MOV muxer takes. Everything else goes into Matroska."""
-_TICK = Fraction(1, 30)
-"""Seconds between two frames of a cut, so that a decoder that dislikes odd frame rates sees none."""
+_FRAME_SECONDS = Fraction(1, 30)
+"""About how long each frame of a cut lasts: all the same, so that a decoder that dislikes odd frame rates sees none."""
 _UNCROP = "h264_metadata=crop_left=0:crop_right=0:crop_top=0:crop_bottom=0"
 """FFmpeg's bitstream filter that rewrites the cropping rectangle in sequence parameter sets (H.264, 7.4.2.1.1)."""
 _UPRIGHT = b"".join(n.to_bytes(4, "big") for n in (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30))
@@ -30,18 +30,19 @@ class Parcel:
 
     data: bytes
     pts: int
-    """In ticks of the cut."""
+    """In frames."""
     dts: int
-    """In ticks of the cut."""
+    """In frames."""
     is_keyframe: bool
 
 
-def empty_file(template: Any, codec: str) -> bytes:
-    """A file without packets that carries the codec parameters of an open stream, and no rotation.
+def fits_mp4(codec: str) -> bool:
+    """Whether a codec goes into an MP4 or MOV rather than Matroska."""
+    return codec in _MP4_CODECS or codec in _MOV_CODECS
 
-    Raises:
-        VideoError: no format here holds the codec.
-    """
+
+def empty_file(template: Any, codec: str) -> bytes:
+    """An MP4 or MOV without packets that carries the codec parameters of an open stream, and no rotation."""
     buffer = BytesIO()
     with _output(buffer, template, codec, "empty_moov") as (output, _):
         output.start_encoding()
@@ -65,13 +66,18 @@ def write_file(template: Any, parcels: Iterable[Parcel], index: VideoIndex, *, u
     length_bytes = nal_length_bytes(index.codec, template.codec_context.extradata)
     with _output(buffer, template, index.codec) as (output, stream):
         bitstream_filter = av.bitstream.BitStreamFilterContext(_UNCROP, template, stream) if uncrop else None
-        stream.time_base, context = _TICK, stream.codec_context
+        context, tick = stream.codec_context, template.time_base
         context.width, context.height, context.pix_fmt = index.width, index.height, index.pix_fmt
+        step = max(1, round(_FRAME_SECONDS / tick))
         for parcel in parcels:
             packet = av.Packet(parcel.data)
-            if bitstream_filter is not None and has_parameters(parcel.data, length_bytes):
-                (packet,) = bitstream_filter.filter(packet)
-            packet.pts, packet.dts, packet.duration, packet.time_base = parcel.pts, parcel.dts, 1, _TICK
+            if bitstream_filter is not None:  # which writes start codes, so the muxer expects them everywhere
+                if has_parameters(parcel.data, length_bytes):
+                    (packet,) = bitstream_filter.filter(packet)
+                else:
+                    packet = av.Packet(with_start_codes(parcel.data, length_bytes))
+            packet.pts, packet.dts, packet.duration = parcel.pts * step, parcel.dts * step, step
+            packet.time_base = tick
             packet.is_keyframe, packet.stream = parcel.is_keyframe, stream
             output.mux_one(packet)
     return _upright(buffer.getvalue())

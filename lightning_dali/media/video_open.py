@@ -16,13 +16,20 @@ Source = str | os.PathLike[str] | bytes
 DIRECT = "mov,mp4,m4a,3gp,3g2,mj2"
 """FFmpeg's name for the formats whose packets lie in the file as they are."""
 
+_SEALED = {"protocol_whitelist": "file"}
+"""A file that is a playlist must not make a worker fetch something."""
 _QUICK = {"skip_frame": "all", "probesize": "32", "analyzeduration": "1"}
 """Options that keep FFmpeg from decoding a frame while it opens a file: 22 ms for H.264 at 1920x1080, else 0.5 ms."""
 _QUICK_FORMATS = (DIRECT, "matroska,webm")
 """Formats whose header says all that demuxing needs."""
 
+# Before PyAV 19 metadata that is not UTF-8 was an error by default; since then there is no such argument.
+_LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+
 _NOT_VIDEOS = ("image2", "tty", "bin", "xbin", "adf", "idf")
 """Demuxers that make a video stream of a picture or of any text."""
+_PLAYLISTS = ("hls", "dash", "concat", "sdp", "imf")
+"""Demuxers that go and open other files."""
 _MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
 
 
@@ -40,9 +47,11 @@ def open_video(source: Source, *, container: str | None = None) -> Iterator[tupl
     """
     quick = container in _QUICK_FORMATS
     name = container.split(",")[0] if quick and container else None
-    with open_file(source) as file:
+    options = _SEALED | (_QUICK if quick else {})
+    with open_file(source) as file:  # also where PyAV opens by name: its errors are not the usual ones
+        name_or_file = file if isinstance(source, bytes) else f"file:{os.path.abspath(source)}"
         try:
-            opened = av.open(file, format=name, options=_QUICK if quick else {}, metadata_errors="ignore")
+            opened = av.open(name_or_file, format=name, options=options, **_LENIENT)
         except (av.error.FFmpegError, ValueError) as error:
             raise VideoError(_why_not(file, error)) from error
         with opened:
@@ -51,8 +60,8 @@ def open_video(source: Source, *, container: str | None = None) -> Iterator[tupl
 
 @contextmanager
 def open_file(source: Source) -> Iterator[Any]:
-    """A seekable binary file. PyAV is given this and never a name, which it might take for a URL or a pattern."""
-    with BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+    """A seekable binary file, without a buffer: it is read at a few places only."""
+    with BytesIO(source) if isinstance(source, bytes) else open(source, "rb", buffering=0) as file:
         yield file
 
 
@@ -74,8 +83,9 @@ def video_stream(container: Any) -> Any:
     Raises:
         VideoError: there is none, it is a still picture, no decoder is known, or it is encrypted.
     """
-    if container.format.name in _NOT_VIDEOS or container.format.name.endswith("_pipe"):
-        raise VideoError(f"not a video: a picture or text ({container.format.name})")
+    kind = container.format.name
+    if kind in _NOT_VIDEOS or kind in _PLAYLISTS or kind.endswith("_pipe"):
+        raise VideoError(f"not a video: a {'playlist' if kind in _PLAYLISTS else 'picture or text'} ({kind})")
     covers = [s for s in container.streams.video if s.disposition & av.stream.Disposition.attached_pic]
     streams = [s for s in container.streams.video if s not in covers]
     if not streams:
@@ -83,7 +93,7 @@ def video_stream(container: Any) -> Any:
     best = container.streams.best("video")
     stream = best if best in streams else streams[0]
     if stream.codec_context is None:
-        raise VideoError("codec unknown to FFmpeg")
+        raise VideoError("codec unknown to FFmpeg, or encrypted")
     if stream.codec_context.codec_tag in ("encv", "drmi"):
         raise VideoError(f"encrypted ({codec_name(stream)})")
     return stream

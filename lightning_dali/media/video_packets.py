@@ -48,7 +48,9 @@ class Packets(ABC):
         sizes = self._index.packets.sizes[segment.first : segment.stop].tolist()
         if [len(packet) for packet in packets] == sizes:
             return packets
-        good = next((i for i, (p, size) in enumerate(zip(packets, sizes, strict=False)) if len(p) != size), len(packets))
+        good = next(
+            (i for i, (p, size) in enumerate(zip(packets, sizes, strict=False)) if len(p) != size), len(packets)
+        )
         where = f"packet {segment.first + good} of {len(self._index.packets)}"
         last = good == len(packets) or len(packets[good]) < sizes[good]
         raise VideoError(f"truncated: {where} is missing" if last else f"{_CHANGED}: {where} has another size")

@@ -7,14 +7,16 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+_ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
+"""From PyAV 17 on swscale takes all cores unless told not to; before, it takes one."""
 Pixels = npt.NDArray[np.uint8]
 
 
 def pictures(context: Any, numbered_packets: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
     """(packet number, frame) in display order, from one decoder on one thread.
 
-    The number travels through the decoder in the place of the time, so that it does not matter what times a file has. Packets
-    that do not decode yield nothing.
+    The number travels through the decoder in the place of the time, so that it does not matter what times a file has.
+    Packets that do not decode yield nothing.
     """
     if not context.is_open:
         context.thread_count = 1
@@ -36,9 +38,10 @@ def _decode(context: Any, packet: Any) -> Iterator[tuple[int, Any]]:
 class RGBConverter:
     """Turns decoded frames of one size into RGB, upright, maybe resized; one swscale context, one thread.
 
-    Colour range and matrix are the frame's own; unspecified ones are limited and BT.601 (swscale's defaults, so PyAV's and
-    torchcodec's). Within 2 of 255 of the formulas of BT.601, BT.709 and BT.2020 in flat areas; without `size` equal, bit for bit, to
-    PyAV's `frame.to_ndarray(format="rgb24")`. Chroma is not interpolated at the frame's own size, as there.
+    Colour range and matrix are the frame's own; unspecified ones are limited and BT.601 (swscale's defaults, so PyAV's
+    and torchcodec's). Within 2 of 255 of the formulas of BT.601, BT.709 and BT.2020 in flat areas; without `size`
+    equal, bit for bit, to PyAV's `frame.to_ndarray(format="rgb24")`. Chroma is not interpolated at the frame's own
+    size, as there.
     """
 
     def __init__(self, rotation: int, size: tuple[int, int] | None) -> None:
@@ -50,5 +53,5 @@ class RGBConverter:
     def __call__(self, frame: Any) -> Pixels:
         """The (H, W, 3) uint8 pixels of a frame."""
         height, width = self._size or (frame.height, frame.width)
-        rgb = self._scaler.reformat(frame, width=width, height=height, format="rgb24", threads=1)
+        rgb = self._scaler.reformat(frame, width=width, height=height, format="rgb24", **_ONE_THREAD)
         return np.rot90(rgb.to_ndarray(), self._turns)

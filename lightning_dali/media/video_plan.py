@@ -39,8 +39,8 @@ def check_frames(index: VideoIndex, frames: npt.ArrayLike) -> Ints:
 def plan(index: VideoIndex, frames: Ints) -> list[Segment]:
     """The stretches of packets that the frames need, in decode order; padding (-1) needs none.
 
-    A stretch runs from a key frame to the last wanted frame of its group. Stretches less than 16 packets apart are one, and so
-    are those that may not be joined otherwise (H.264 key frames that are not IDR pictures).
+    A stretch runs from a key frame to the last wanted frame of its group. Stretches less than 16 packets apart are one,
+    and so are those that may not be joined otherwise (H.264 key frames that are not IDR pictures).
     """
     table = index.packets
     wanted = index.frame_packets[np.unique(frames[frames >= 0])]
@@ -60,8 +60,8 @@ def plan(index: VideoIndex, frames: Ints) -> list[Segment]:
 def needed(index: VideoIndex, segment: Segment, packets: list[bytes], length_bytes: int, wanted: set[int]) -> list[int]:
     """The numbers of a segment's packets that are worth decoding.
 
-    Left out are pictures shown before the segment's first (they refer to what is not there), and pictures that are neither
-    wanted nor referred to by others: B-frames, a third to a half of what a stride of four passes over.
+    Left out are pictures shown before the segment's first (they refer to what is not there), and pictures that are
+    neither wanted nor referred to by others: B-frames, a third to a half of what a stride of four passes over.
 
     Args:
         index: the video's.

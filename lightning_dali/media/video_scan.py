@@ -15,7 +15,7 @@ import numpy as np
 from lightning_dali.media.bitstream import Start, format_signature, is_shown, nal_length_bytes, start_kind
 from lightning_dali.media.video_facts import read_facts
 from lightning_dali.media.video_index import Bools, Ints, PacketTable, VideoError, VideoIndex
-from lightning_dali.media.video_mux import empty_file
+from lightning_dali.media.video_mux import empty_file, fits_mp4
 from lightning_dali.media.video_open import DIRECT, Source, codec_name, open_file, open_video, read_at, source_bytes
 from lightning_dali.media.video_pictures import pictures
 
@@ -27,6 +27,8 @@ _HEAD = 32
 """How many packets are kept to decode the first frame from."""
 _SAMPLES = 4
 """How many key packets are compared with the file."""
+_POSITION, _DISCARDED = 2, 6
+"""Where they are in a row of `_Scan.rows`."""
 _UNKNOWN = int(np.iinfo(np.int64).min)
 
 
@@ -64,22 +66,10 @@ def build_index(source: Source) -> VideoIndex:
     """
     with open_video(source) as (container, stream):
         scan = _demux(container, stream)
-        pts, dts, positions, sizes, kinds, shown, discarded, _ = np.array(scan.rows, dtype=np.int64).T
         facts = read_facts(container, stream, scan.head)
         _check_sizes(stream, scan.formats, (facts["width"], facts["height"]))
-        if _must_decode(container, stream, pts):
-            order, times = _order_by_decoding(source, stream, dts)
-        else:
-            times = pts if np.all(pts != _UNKNOWN) else _counted(stream, dts)
-            order = _order_by_time(times, kinds, shown == 1)
-        ranks = np.full(len(pts), -1, dtype=np.int64)
-        ranks[order] = np.arange(len(order))
-        starts = np.flatnonzero((kinds > 0) & (ranks >= 0))
-        _check_time_goes_on(times[starts], stream.time_base)
-        clock, ids = _clock(container, pts, dts, positions)
-        positions = _stored(source, container, positions, sizes, scan)
-        table = PacketTable(ranks, starts, kinds[starts], ids, clock, positions, sizes)
-        header = empty_file(stream, facts["codec"]) if table.positions.size else b""
+        order, times, table = _packet_table(source, container, stream, scan)
+        discarded = np.array([row[_DISCARDED] for row in scan.rows])
         frames = order[discarded[order] == 0]
         return VideoIndex(
             pts=times[frames],
@@ -87,12 +77,30 @@ def build_index(source: Source) -> VideoIndex:
             end_pts=int(times[frames[-1]]) + scan.last_duration if frames.size and scan.last_duration else None,
             frame_packets=frames,
             packets=table,
-            header=header,
+            header=empty_file(stream, facts["codec"]) if table.positions.size else b"",
             source_bytes=source_bytes(source),
             header_num_frames=stream.frames,
-            truncated=scan.truncated or (container.format.name == DIRECT and stream.frames > len(pts)),
+            truncated=scan.truncated or (container.format.name == DIRECT and stream.frames > len(scan.rows)),
             **facts,
         )
+
+
+def _packet_table(source: Source, container: Any, stream: Any, scan: _Scan) -> tuple[Ints, Ints, PacketTable]:
+    """The packets that yield pictures, in display order; a time for every packet; and all that reading them needs."""
+    pts, dts, positions, sizes, kinds, shown, _, _ = np.array(scan.rows, dtype=np.int64).T
+    if _must_decode(container, stream, pts):
+        order, times = _order_by_decoding(source, stream, dts)
+    else:
+        times = pts if np.all(pts != _UNKNOWN) else _counted(stream, dts)
+        order = _order_by_time(times, kinds, shown == 1)
+    ranks = np.full(len(pts), -1, dtype=np.int64)
+    ranks[order] = np.arange(len(order))
+    starts = np.flatnonzero((kinds > 0) & (ranks >= 0))
+    _check_time_goes_on(times[starts], stream.time_base)
+    clock, ids = _clock(container, pts, dts, positions)
+    if not _stored(source, container, stream, scan):
+        positions = np.zeros(0, dtype=np.int64)
+    return order, times, PacketTable(ranks, starts, kinds[starts], ids, clock, positions, sizes)
 
 
 def _demux(container: Any, stream: Any) -> _Scan:
@@ -119,7 +127,7 @@ def _demux(container: Any, stream: Any) -> _Scan:
         scan.rows.pop()
         scan.truncated = True
     if not scan.rows:
-        raise VideoError("zero frames")
+        raise VideoError(f"truncated: zero frames of {stream.frames}" if stream.frames else "zero frames")
     if not scan.head:
         raise VideoError("no key frame")
     return scan
@@ -148,8 +156,9 @@ def _order_by_time(pts: Ints, starts: Ints, shown: Bools) -> Ints:
     decodable = shown & (np.arange(len(pts)) >= first)
     if starts[first] < Start.CLEAN:
         decodable &= pts >= pts[first]
-    pictures = np.flatnonzero(decodable)
-    return pictures[np.argsort(pts[pictures], kind="stable")]
+    found = np.flatnonzero(decodable)
+    order: Ints = found[np.argsort(pts[found], kind="stable")]
+    return order
 
 
 def _order_by_decoding(source: Source, stream: Any, dts: Ints) -> tuple[Ints, Ints]:
@@ -165,7 +174,7 @@ def _order_by_decoding(source: Source, stream: Any, dts: Ints) -> tuple[Ints, In
 def _counted(stream: Any, dts: Ints) -> Ints:
     """A time for each packet where the container has none: when it is decoded, else by the frame rate."""
     if np.all(dts != _UNKNOWN):
-        return dts.copy()
+        return np.array(dts, dtype=np.int64)
     rate = Fraction(stream.average_rate or stream.codec_context.framerate or 25)
     ticks = [int(number / (rate * stream.time_base)) for number in range(len(dts))]
     return np.array(ticks, dtype=np.int64)
@@ -189,11 +198,12 @@ def _clock(container: Any, pts: Ints, dts: Ints, positions: Ints) -> tuple[str, 
     return "", np.zeros(0, dtype=np.int64)
 
 
-def _stored(source: Source, container: Any, positions: Ints, sizes: Ints, scan: _Scan) -> Ints:
-    """Where the packets lie in the file, if they lie there as they are (as in MP4 and MOV); else nothing."""
-    nothing = np.zeros(0, dtype=np.int64)
-    if container.format.name != DIRECT or positions.min() < 0:
-        return nothing
+def _stored(source: Source, container: Any, stream: Any, scan: _Scan) -> bool:
+    """Whether the packets lie in the file as they are (as in MP4 and MOV), and can be read without FFmpeg."""
+    if container.format.name != DIRECT or not fits_mp4(codec_name(stream)):
+        return False
     with open_file(source) as file:
-        same = (read_at(file, int(positions[n]), int(sizes[n])) == data for n, data in scan.samples)
-        return positions if all(same) else nothing
+        return all(
+            scan.rows[n][_POSITION] >= 0 and read_at(file, scan.rows[n][_POSITION], len(data)) == data
+            for n, data in scan.samples
+        )

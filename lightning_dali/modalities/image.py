@@ -21,6 +21,7 @@ from lightning_dali.graph.plan import Head, plan_item, plan_tail, unfinish
 from lightning_dali.graph.tail import group_key, merge_family
 from lightning_dali.media import ImageError, encode_pnm
 from lightning_dali.proxies import Call, ImageSource, ProxyImage, ProxyStack
+from lightning_dali.structure import leaves, map_leaves
 from lightning_dali.wire import Blobs, Lane
 
 SUFFIXES = frozenset(PIL.Image.registered_extensions()) | {".jpg", ".jpeg"}
@@ -40,9 +41,12 @@ class ImageModality:
         return isinstance(value, ProxyStack)
 
     def wrap(self, sample: Any, transform: Callable[[Any], Any] | None) -> Any:
-        """Applies the field transform to the first leaf that is an image: a proxy, path, bytes, array or PIL image."""
+        """Applies the field transform to the first leaf that is an image: a proxy, path, bytes, array or PIL image.
+
+        Without one, PIL images that the dataset made by other means than opening files become proxies too.
+        """
         if transform is None:
-            return sample
+            return map_leaves(lambda leaf: self.as_proxy(leaf) if isinstance(leaf, PIL.Image.Image) else leaf, sample)
         done = False
 
         def visit(leaf: Any) -> Any:
@@ -52,8 +56,6 @@ class ImageModality:
                 return leaf
             done = True
             return transform(proxy)
-
-        from lightning_dali.structure import map_leaves
 
         wrapped = map_leaves(visit, sample)
         if not done:
@@ -162,7 +164,7 @@ def _in_graph(proxy: ProxyImage) -> bool:
 def _plan_one(position: int, proxy: ProxyImage, encoded: bool) -> _Item:
     source = proxy.source
     channels = 3 if source.mode == "RGB" else 1
-    head, tail = plan_item((source.height, source.width), proxy.calls, channels)
+    head, tail = plan_item((source.height, source.width), proxy.calls, channels, pil=True)
     return _Item(position, source, head, tail, ImageSpec.of_head(head, mode=source.mode, encoded=encoded))
 
 
@@ -199,7 +201,7 @@ def _image_lane(items: Sequence[tuple[str, int, Any]], spec: ImageSpec, members:
         spec=spec,
         data=Blobs(_payload(item.source, encoded=spec.encoded) for item in members),
         inputs=head_inputs(spec, heads),
-        heads=heads,
+        heads=[],
         tail=plan_tail([_families(item.tail) for item in members], group_key),
         indices=[items[position][1] for position in positions],
         paths=[item.source.path for item in members],
@@ -230,7 +232,7 @@ def _pixel_lane(items: Sequence[tuple[str, int, Any]], positions: list[int]) -> 
     arrays = []
     for position in positions:
         proxy = items[position][2]
-        if proxy.source.finished:
+        if proxy.source.finished and not proxy.calls:
             result = proxy.source.data
         else:
             result = proxy.materialise_tensor(f"mode {proxy.source.mode}")
@@ -249,6 +251,4 @@ def _pixel_lane(items: Sequence[tuple[str, int, Any]], positions: list[int]) -> 
 
 
 def _kinds(sample: Any) -> str:
-    from lightning_dali.structure import leaves
-
     return ", ".join(type(leaf).__name__ for _, leaf in leaves(sample)) or "nothing"

@@ -6,8 +6,9 @@ from lightning_dali.proxies.calls import Call
 from lightning_dali.proxies.capture import capture, no_capture
 from lightning_dali.proxies.image import ProxyImage, ProxyStack, replay
 from lightning_dali.proxies.kernels import register
+from lightning_dali.proxies.notes import collect_notes
 from lightning_dali.proxies.source import ImageSource
 
 register(ProxyImage)
 
-__all__ = ["Call", "ImageSource", "ProxyImage", "ProxyStack", "capture", "no_capture", "replay"]
+__all__ = ["Call", "ImageSource", "ProxyImage", "ProxyStack", "capture", "collect_notes", "no_capture", "replay"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -37,3 +37,21 @@ def bind(functional: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     bound = dict(zip(_parameter_names(functional), args, strict=False))
     bound.update(kwargs)
     return bound
+
+
+_TO_TENSOR = frozenset({"to_image", "pil_to_tensor", "to_dtype", "normalize"})
+
+
+def meets_pil(calls: Sequence[Call], before: bool = True) -> bool:
+    """Whether the call after `calls` would meet a PIL image, as datasets hand it out, and not a tensor.
+
+    Args:
+        calls: What came before.
+        before: Whether the first of them met one.
+    """
+    for call in reversed(calls):
+        if call.name in _TO_TENSOR:
+            return False
+        if call.name == "to_pil_image":
+            return True
+    return before

@@ -20,6 +20,8 @@ import PIL.Image
 import torch
 import torchvision.io
 import torchvision.transforms.functional as F1
+from torchvision import tv_tensors
+from torchvision.io import ImageReadMode
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F2
 
@@ -68,14 +70,25 @@ def _fromarray(original: Callable[..., Any], obj: Any, mode: str | None = None) 
 def _decode_image(original: Callable[..., Any], input: Any, mode: Any = "UNCHANGED", *args: Any, **kwargs: Any) -> Any:
     name = getattr(mode, "name", str(mode)).upper()
     encoded = isinstance(input, (str, os.PathLike, torch.Tensor))
-    if not encoded or name not in ("RGB", "GRAY", "UNCHANGED") or args or any(kwargs.values()):
+    if not encoded or name not in ("RGB", "GRAY", "UNCHANGED") or any(args) or any(kwargs.values()):
         return original(input, mode, *args, **kwargs)
     data, path = (bytes(input.numpy()), None) if isinstance(input, torch.Tensor) else read_bytes(input)
-    source = ImageSource.from_bytes(data, path=path)
+    try:
+        source = ImageSource.from_bytes(data, path=path)
+    except ImageError as error:
+        error.path = path
+        raise
     wanted = {"RGB": "RGB", "GRAY": "L", "UNCHANGED": source.mode}[name]
-    if wanted not in ("RGB", "L"):
-        return original(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode)
+    # torchvision's decoders and PIL agree on these; they differ on palettes, 16 bits, CMYK and gray of colour
+    if (source.mode, wanted) not in (("RGB", "RGB"), ("L", "L"), ("L", "RGB")):
+        return original(input, mode, *args, **kwargs)
     return ProxyImage.make(source if wanted == source.mode else source.convert(wanted)).record("to_image", {})
+
+
+def _decode_op(original: Callable[..., Any], input: torch.Tensor, mode: int, rotate: bool = False) -> Any:
+    """The operator below `torchvision.io`: reached by `from torchvision.io import decode_image` before the capture."""
+    replaced = _decode_image(lambda data, *_: original(data, mode, rotate), input, ImageReadMode(mode), rotate)
+    return replaced.as_subclass(torch.Tensor)
 
 
 def _to_image(original: Callable[..., Any], inpt: Any) -> Any:
@@ -95,6 +108,22 @@ def _to_tensor(original: Callable[..., Any], pic: Any) -> Any:
     return F2.to_dtype(pic.record("to_image", {}), torch.float32, scale=True)
 
 
+def _as_tensor(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.as_tensor` and `torch.tensor` would copy the stand-in's byte; so would every `tv_tensors.Image(data)`."""
+    if not isinstance(data, ProxyImage):
+        return original(data, *args, **kwargs)
+    if all(value is None for value in (*args, *(kwargs.get(key) for key in ("dtype", "device")))):
+        return data
+    return original(data.materialise_tensor(), *args, **kwargs)
+
+
+def _wrap(original: Callable[..., Any], wrappee: Any, *, like: Any, **kwargs: Any) -> Any:
+    """What was computed from pixels is an image, not a proxy."""
+    if not isinstance(like, ProxyImage):
+        return original(wrappee, like=like, **kwargs)
+    return wrappee.as_subclass(tv_tensors.Image)
+
+
 def _get_dimensions(original: Callable[..., Any], img: Any) -> Any:
     return list(img.shape[-3:]) if isinstance(img, ProxyImage) else original(img)
 
@@ -112,12 +141,14 @@ def _v1_twin(twin: Callable[..., Any], original: Callable[..., Any], img: Any, *
     return function(img, *args, **kwargs)
 
 
-def _only_while_capturing(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """`replacement(original, ...)` in the capturing thread, `original(...)` in every other."""
+def _only_while_capturing(
+    original: Callable[..., Any], replacement: Callable[..., Any], kind: str = "image"
+) -> Callable[..., Any]:
+    """`replacement(original, ...)` in a thread that captures this kind of media, `original(...)` in every other."""
 
     @functools.wraps(original)
     def captured(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_active, "on", False):
+        if getattr(_active, "on", "") == kind:
             return replacement(original, *args, **kwargs)
         return original(*args, **kwargs)
 
@@ -134,14 +165,33 @@ _V1_SPECIAL: dict[str, Callable[..., Any]] = {
 }
 
 
+Replaced = tuple[Any, str, Callable[..., Any]]
+"""(owner, name, replacement): while capturing, `owner.name(...)` is answered by `replacement(original, ...)`."""
+_others: dict[str, Callable[[], list[Replaced]]] = {}
+
+
+def register_capture(kind: str, replacements: Callable[[], list[Replaced]]) -> None:
+    """Teaches `capture(kind)` what to replace.
+
+    Args:
+        kind: The media, for instance "audio".
+        replacements: Called once, when the first scope opens.
+    """
+    _others[kind] = replacements
+
+
 @functools.lru_cache(maxsize=1)
 def _patches() -> tuple[_Patch, ...]:
-    """Every attribute to replace: (owner, name, replacement)."""
+    """Every attribute to replace for images: (owner, name, replacement)."""
     wanted: list[tuple[Any, str, Callable[..., Any]]] = [
         (PIL.Image, "open", _open),
         (PIL.Image, "fromarray", _fromarray),
         (torchvision.io, "decode_image", _decode_image),
         (torchvision.io, "read_image", _decode_image),
+        *((torch.ops.image, name, _decode_op) for name in _DECODERS if hasattr(torch.ops.image, name)),
+        (torch, "as_tensor", _as_tensor),
+        (torch, "tensor", _as_tensor),
+        (tv_tensors, "wrap", _wrap),
         (F2, "to_image", _to_image),
         (F2, "pil_to_tensor", _to_image),
         (F2, "to_pil_image", _to_pil_image),
@@ -154,13 +204,16 @@ def _patches() -> tuple[_Patch, ...]:
     patches = [
         (owner, name, _only_while_capturing(getattr(owner, name), replacement)) for owner, name, replacement in wanted
     ]
-    types: tuple[Any, ...]
-    for transform in (v2.ToImage, v2.PILToTensor):
-        types = transform._transformed_types  # otherwise a proxy, being a tv_tensors.Image, would not be handed over
-        patches.append((transform, "_transformed_types", (*types, ProxyImage)))
+    for transform in (v2.ToImage, v2.PILToTensor, v2.ToTensor):
+        types: Any = (
+            transform._transformed_types
+        )  # otherwise a proxy, being a tv_tensors.Image, would not be handed over
+        with_proxies: Any = (*types, ProxyImage)
+        patches.append((transform, "_transformed_types", with_proxies))
     return tuple(patches)
 
 
+_DECODERS = ("decode_image", "decode_jpeg", "decode_png", "decode_webp")
 _V1_TWINS = frozenset(
     [
         "resize",
@@ -197,14 +250,14 @@ _V1_TWINS = frozenset(
 
 
 @contextmanager
-def capture() -> Iterator[None]:
-    """While it is open, what this thread decodes comes as proxies."""
-    _active.on = True
+def capture(kind: str = "image") -> Iterator[None]:
+    """While it is open, what this thread decodes of that kind of media comes as proxies."""
+    _active.on = kind
     _install(+1)
     try:
         yield
     finally:
-        _active.on = False
+        _active.on = ""
         _install(-1)
 
 
@@ -221,6 +274,11 @@ def _install(change: int) -> None:
             for owner, name, replacement in _patches():
                 _replaced.append((owner, name, vars(owner)[name]))
                 setattr(owner, name, replacement)
+            for kind, replacements in _others.items():  # around those of images, where both replace the same
+                for owner, name, replace in replacements():
+                    original = vars(owner)[name]
+                    _replaced.append((owner, name, original))
+                    setattr(owner, name, _only_while_capturing(original, replace, kind))
         _open_scopes += change
         if _open_scopes == 0:
             while _replaced:
@@ -230,8 +288,8 @@ def _install(change: int) -> None:
 @contextmanager
 def no_capture() -> Iterator[None]:
     """Suspends the capture in this thread: what is decoded inside comes as pixels."""
-    was = getattr(_active, "on", False)
-    _active.on = False
+    was = getattr(_active, "on", "")
+    _active.on = ""
     try:
         yield
     finally:

@@ -18,7 +18,8 @@ from torch._C import DisableTorchFunctionSubclass
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from lightning_dali.proxies.calls import Call
+from lightning_dali.proxies.calls import Call, meets_pil
+from lightning_dali.proxies.pil_face import PILFace
 from lightning_dali.proxies.source import ImageSource, channels_of_mode
 
 # What may be asked of a stand-in without touching a pixel.
@@ -50,8 +51,15 @@ _IDENTITY: set[Any] = {
     torch.clone,
     torch.detach,
 }
+_DIVISIONS: set[Any] = {
+    torch.Tensor.div,
+    torch.Tensor.true_divide,
+    torch.Tensor.__truediv__,
+    torch.div,
+    torch.true_divide,
+}
+_UNSCALED = {"dtype": torch.float32, "scale": False}
 _BASES: dict[torch.dtype, torch.Tensor] = {}
-_FLIPS = {PIL.Image.Transpose.FLIP_LEFT_RIGHT: "horizontal_flip", PIL.Image.Transpose.FLIP_TOP_BOTTOM: "vertical_flip"}
 
 
 def stand_in(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -63,21 +71,7 @@ def stand_in(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return base.expand(tuple(shape))
 
 
-class PILSize(tuple[int, int]):
-    """`image.size` for PIL users and `image.size()` for torch users."""
-
-    shape: tuple[int, ...]
-
-    def __new__(cls, shape: tuple[int, ...]) -> PILSize:
-        self = super().__new__(cls, (shape[-1], shape[-2]))
-        self.shape = shape
-        return self
-
-    def __call__(self, dim: int | None = None) -> Any:
-        return torch.Size(self.shape) if dim is None else self.shape[dim]
-
-
-class ProxyImage(tv_tensors.Image):
+class ProxyImage(PILFace, tv_tensors.Image):
     """An image whose pixels are still encoded; see the module."""
 
     source: ImageSource
@@ -132,6 +126,17 @@ class ProxyImage(tv_tensors.Image):
             mode=self.mode,
         )
 
+    def as_subclass(self, cls: type) -> Any:  # type: ignore[override]
+        """The proxy itself: torch's own does not pass through `__torch_function__` and would hand out the stand-in."""
+        if cls in (torch.Tensor, tv_tensors.Image, tv_tensors.TVTensor, type(self)):
+            return self
+        return self.materialise_tensor(f"as_subclass({cls.__name__})").as_subclass(cls)
+
+    @property
+    def meets_pil(self) -> bool:
+        """Whether the next call would meet a PIL image: then its arithmetic is Pillow's."""
+        return meets_pil(self.calls)
+
     # -- pixels, when they are really needed ---------------------------------------------------------------------
 
     def materialise(self, reason: str | None = None) -> Any:
@@ -147,7 +152,8 @@ class ProxyImage(tv_tensors.Image):
     def materialise_pil(self, reason: str | None = None) -> PIL.Image.Image:
         """Like `materialise`, and always a PIL image."""
         pixels = self.materialise(reason)
-        return F.to_pil_image(pixels) if isinstance(pixels, torch.Tensor) else pixels
+        image: PIL.Image.Image = F.to_pil_image(pixels) if isinstance(pixels, torch.Tensor) else pixels
+        return image
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         pixels = self.materialise()
@@ -168,14 +174,18 @@ class ProxyImage(tv_tensors.Image):
                 return func(*args, **kwargs)
         if func in _IDENTITY:
             return args[0]
-        if func is torch.Tensor.as_subclass and args[1] in (torch.Tensor, tv_tensors.Image, tv_tensors.TVTensor):
-            return args[0]
         if func is torch.stack:
             tensors = kwargs.get("tensors", args[0] if args else ())
             if all(isinstance(item, ProxyImage) for item in tensors) and not kwargs.get("dim", (*args, 0, 0)[1]):
                 return ProxyStack(list(tensors))
-        if func is torch.Tensor.float:
-            return args[0].record("to_dtype", {"dtype": torch.float32, "scale": False}, dtype=torch.float32)
+        if func is torch.Tensor.float or (
+            func is torch.Tensor.to and tuple(args[1:]) == (torch.float32,) and not kwargs
+        ):
+            return args[0]._to_float()
+        if func in _DIVISIONS and args[1:] in ((255,), (255.0,)) and not kwargs and isinstance(args[0], ProxyImage):
+            scaled = args[0]._divided_by_255()
+            if scaled is not None:
+                return scaled
         reason = _who_needs_pixels(func)
 
         def pixels(value: Any) -> Any:
@@ -183,8 +193,29 @@ class ProxyImage(tv_tensors.Image):
                 return value.materialise_tensor(reason)
             return type(value)(map(pixels, value)) if isinstance(value, (list, tuple)) else value
 
-        args = [pixels(value) for value in args]
-        return func(*args, **{key: pixels(value) for key, value in kwargs.items()})
+        real = [pixels(value) for value in args]
+        result = func(*real, **{key: pixels(value) for key, value in kwargs.items()})
+        if args and isinstance(args[0], ProxyImage) and _changes_in_place(func):
+            args[0].source, args[0].calls = ImageSource.from_result(real[0]), ()
+            return args[0] if result is real[0] else result
+        return result
+
+    def _to_float(self) -> ProxyImage:
+        if self.dtype == torch.float32:
+            return self
+        return self.record("to_dtype", _UNSCALED, dtype=torch.float32)
+
+    def _divided_by_255(self) -> ProxyImage | None:
+        """`image / 255` and `image.float() / 255` are what `to_dtype` with `scale=True` does."""
+        calls = self.calls
+        if self.dtype == torch.float32 and calls and calls[-1] == Call("to_dtype", _UNSCALED):
+            calls = calls[:-1]
+        elif self.dtype != torch.uint8:
+            return None
+        scaled = Call("to_dtype", {**_UNSCALED, "scale": True})
+        return type(self).make(
+            self.source, calls=(*calls, scaled), shape=self.shape, dtype=torch.float32, mode=self.mode
+        )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         steps = ", ".join(call.name for call in self.calls)
@@ -195,92 +226,6 @@ class ProxyImage(tv_tensors.Image):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a ProxyImage stays in its worker: it cannot be pickled")
-
-    # -- a PIL face ----------------------------------------------------------------------------------------------
-
-    @property
-    def size(self) -> Any:  # type: ignore[override]
-        return PILSize(tuple(self.shape))
-
-    @property
-    def width(self) -> int:
-        return int(self.shape[-1])
-
-    @property
-    def height(self) -> int:
-        return int(self.shape[-2])
-
-    @property
-    def format(self) -> str | None:
-        return self.source.format
-
-    @property
-    def filename(self) -> str:
-        return self.source.path or ""
-
-    @property
-    def readonly(self) -> int:
-        return 1
-
-    def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """PIL's `convert`: to RGB or L it stays encoded, anything else is done on pixels."""
-        if mode is None or mode == self.mode:
-            return self
-        if args or kwargs or mode not in ("RGB", "L") or self.calls or self.source.converted:
-            return self._delegate("convert", (mode, *args), kwargs)
-        return type(self).make(self.source.convert(mode))
-
-    def crop(self, box: Sequence[int] | None = None) -> ProxyImage:
-        """PIL's `crop((left, top, right, bottom))`, recorded."""
-        left, top, right, bottom = (0, 0, self.width, self.height) if box is None else (round(edge) for edge in box)
-        kwargs = {"top": top, "left": left, "height": bottom - top, "width": right - left}
-        return self.record("crop", kwargs, shape=(self.shape[0], bottom - top, right - left))
-
-    def transpose(self, *args: Any, **kwargs: Any) -> Any:
-        """PIL's `transpose(method)`, recorded for the flips; torch's `transpose(dim0, dim1)` materialises."""
-        if len(args) == 1 and not kwargs:
-            flip = _FLIPS.get(args[0])
-            return self.record(flip, {}) if flip else self._delegate("transpose", args, kwargs)
-        return self.materialise_tensor().transpose(*args, **kwargs)
-
-    def resize(self, size: Any, resample: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """PIL's `resize((width, height), resample)`, recorded for the filters that torchvision has."""
-        names = {PIL.Image.Resampling.BILINEAR: "bilinear", PIL.Image.Resampling.BICUBIC: "bicubic", None: "bicubic"}
-        if args or kwargs or resample not in names:
-            return self._delegate("resize", (size, resample, *args), kwargs)
-        width, height = size
-        recorded = {"size": [height, width], "interpolation": F.InterpolationMode(names[resample]), "antialias": True}
-        return self.record("resize", recorded, shape=(self.shape[0], height, width))
-
-    def load(self) -> None:
-        """PIL's `load`: nothing to do, decoding comes later."""
-
-    def close(self) -> None:
-        """PIL's `close`: the bytes are read already."""
-
-    def copy(self) -> ProxyImage:
-        return self
-
-    def split(self, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs:
-            return self.materialise_tensor().split(*args, **kwargs)
-        return self._delegate("split", (), {})
-
-    def __enter__(self) -> ProxyImage:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def getbands(self) -> tuple[str, ...]:
-        return PIL.Image.getmodebands(self.mode) and PIL.Image.getmodebandnames(self.mode)
-
-    def _delegate(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return getattr(self.materialise_pil(f"PIL.Image.{name}"), name)(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or (not hasattr(PIL.Image.Image, name) and name not in ("info", "palette", "im")):
-            raise AttributeError(f"ProxyImage has no attribute {name!r}")
-        return getattr(self.materialise_pil(f"PIL.Image.{name}"), name)
 
 
 class ProxyStack:
@@ -321,6 +266,17 @@ def replay(pixels: Any, calls: Sequence[Call]) -> Any:
 
 
 _TENSOR_ONLY = frozenset({"to_dtype", "normalize", "erase", "gaussian_noise", "jpeg", "permute_channels"})
+
+
+_AUGMENTED = frozenset(
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+)
+
+
+def _changes_in_place(func: Any) -> bool:
+    """Whether a torch function writes into its first argument: then the proxy must stand for what was written."""
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or name in _AUGMENTED or (name.endswith("_") and not name.endswith("__"))
 
 
 def _who_needs_pixels(func: Any = None) -> str:

@@ -14,62 +14,17 @@ import torch
 from torchvision.transforms.v2 import functional as F
 
 from lightning_dali.proxies.calls import bind
+from lightning_dali.proxies.sizes import Size, five_crop_boxes, pad_size, pair, pil_rotation, resized_size
 
-Size = tuple[int, int]
 Kwargs = Mapping[str, Any]
-
-
-def resized_size(old: Size, size: Any, max_size: int | None = None) -> Size:
-    """The `(H, W)` that `torchvision.transforms.v2.functional.resize` gives.
-
-    One number is the shorter side, the longer one is truncated, as in torchvision's documentation of `Resize`.
-    """
-    if size is not None and not isinstance(size, int):
-        size = [int(side) for side in size]
-        if len(size) == 2:
-            return size[0], size[1]
-        size = size[0]
-    height, width = old
-    short, long = sorted(old)
-    if size is None:
-        assert max_size is not None
-        new_short, new_long = int(max_size * short / long), max_size
-    else:
-        new_short, new_long = int(size), int(size * long / short)
-        if max_size is not None and new_long > max_size:
-            new_short, new_long = int(max_size * new_short / new_long), max_size
-    return (new_short, new_long) if height <= width else (new_long, new_short)
-
-
-def padding_of(padding: Any) -> tuple[int, int, int, int]:
-    """torchvision's padding argument as (left, top, right, bottom)."""
-    if isinstance(padding, int):
-        return padding, padding, padding, padding
-    values = [int(value) for value in padding]
-    if len(values) == 1:
-        values *= 4
-    elif len(values) == 2:
-        values *= 2
-    left, top, right, bottom = values
-    return left, top, right, bottom
-
-
-def pair(size: Any) -> Size:
-    """One number or a sequence of one or two as `(H, W)`."""
-    if isinstance(size, int):
-        return size, size
-    values = [int(value) for value in size]
-    return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
-
-
-def _pad_size(old: Size, kwargs: Kwargs) -> Size:
-    left, top, right, bottom = padding_of(kwargs["padding"])
-    return old[0] + top + bottom, old[1] + left + right
 
 
 def _rotate_size(old: Size, kwargs: Kwargs) -> Size:
     if not kwargs.get("expand", False):
         return old
+    kwargs = dict(kwargs)
+    if kwargs.pop("_pil", False):
+        return pil_rotation(old, kwargs["angle"], kwargs.get("center"), True)[1]
     # torchvision sizes the canvas itself; a meta tensor asks it without touching pixels
     out = F.rotate(torch.empty((1, *old), device="meta"), **kwargs)
     return int(out.shape[-2]), int(out.shape[-1])
@@ -80,7 +35,7 @@ _SIZES: dict[str, Callable[[Size, Kwargs], Size]] = {
     "resized_crop": lambda old, kw: resized_size((kw["height"], kw["width"]), kw["size"]),
     "crop": lambda old, kw: (int(kw["height"]), int(kw["width"])),
     "center_crop": lambda old, kw: pair(kw["output_size"]),
-    "pad": _pad_size,
+    "pad": pad_size,
     "rotate": _rotate_size,
 }
 _CHANNELS: dict[str, Callable[[Kwargs], int]] = {
@@ -104,6 +59,24 @@ def _plain(value: Any) -> Any:
     return value
 
 
+_WARPS = frozenset({"affine", "rotate", "perspective", "elastic"})
+_RESIZES = frozenset({"resize", "resized_crop"})
+
+
+def _filter_name(interpolation: Any) -> str:
+    """torchvision's name of a filter, given as an enum, a name or Pillow's number."""
+    numbers = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+    return str(numbers.get(interpolation, getattr(interpolation, "value", interpolation)))
+
+
+def _runs_on_device(name: str, kwargs: Kwargs) -> bool:
+    """Whether the device has the filter: Pillow's other ones (Lanczos, box, Hamming, bicubic warps) are Pillow's alone."""
+    if "interpolation" not in kwargs or name not in _WARPS | _RESIZES:
+        return True
+    filters = ("nearest", "bilinear") if name in _WARPS else ("nearest", "nearest-exact", "bilinear", "bicubic")
+    return _filter_name(kwargs["interpolation"]) in filters
+
+
 def _recorder(name: str) -> Callable[..., Any]:
     functional = getattr(F, name)
     size_of, channels_of = _SIZES.get(name), _CHANNELS.get(name)
@@ -111,10 +84,12 @@ def _recorder(name: str) -> Callable[..., Any]:
     def kernel(inpt: Any, *args: Any, **kwargs: Any) -> Any:
         bound = {key: _plain(value) for key, value in bind(functional, args, kwargs).items()}
         bound.pop("inplace", None)
+        if not _runs_on_device(name, bound):
+            return functional(inpt.materialise(), *args, **kwargs)
         shape: Sequence[int] = inpt.shape
         *lead, channels, height, width = shape
         if size_of is not None:
-            height, width = size_of((height, width), bound)
+            height, width = size_of((height, width), {**bound, "_pil": getattr(inpt, "meets_pil", False)})
         if channels_of is not None:
             channels = channels_of(bound)
         return inpt.record(name, bound, shape=(*lead, channels, height, width))
@@ -133,19 +108,6 @@ def _gaussian_noise(inpt: Any, mean: float = 0.0, sigma: float = 0.1, clip: bool
         raise ValueError(f"Input tensor is expected to be in uint8 or float dtype, got dtype={inpt.dtype}")
     seed = int(torch.randint(2**62, ()))  # the draw travels, not the noise
     return inpt.record("gaussian_noise", {"mean": mean, "sigma": sigma, "clip": clip, "seed": seed})
-
-
-def five_crop_boxes(old: Size, size: Any) -> list[tuple[int, int, int, int]]:
-    """(top, left, height, width) of the four corners and the centre, in torchvision's order."""
-    height, width = old
-    crop_height, crop_width = pair(size)
-    if crop_height > height or crop_width > width:
-        raise ValueError(f"Requested crop size {(crop_height, crop_width)} is bigger than input size {old}")
-    bottom, right = height - crop_height, width - crop_width
-    # torchvision's center_crop rounds the half, Python's way (to even)
-    middle = (round(bottom / 2.0), round(right / 2.0))
-    corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), middle]
-    return [(top, left, crop_height, crop_width) for top, left in corners]
 
 
 def _five_crop(inpt: Any, size: Any) -> tuple[Any, ...]:
@@ -190,19 +152,3 @@ def register(proxy: type, *, kind: str = "image") -> None:
         else:  # a functional newer than this table: right, if slower
             kernel = _needs_pixels(name)
         F.register_kernel(getattr(F, name), proxy)(kernel)
-
-
-def center_crop_window(old: Size, size: Any) -> tuple[int, int, int, int]:
-    """The window (top, left, height, width) of `center_crop`, which may stick out of the image (filled with zeros).
-
-    torchvision pads first when the image is smaller: floor on the left and top side, ceil on the right and bottom side.
-    """
-    height, width = old
-    crop_height, crop_width = pair(size)
-
-    def start(full: int, wanted: int) -> int:
-        if wanted > full:
-            return -((wanted - full) // 2)
-        return round((full - wanted) / 2.0)
-
-    return start(height, crop_height), start(width, crop_width), crop_height, crop_width

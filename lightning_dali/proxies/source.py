@@ -13,6 +13,7 @@ import PIL.Image
 import torch
 
 from lightning_dali.media import ImageError, ImageHeader, check_complete, check_size, read_image_header
+from lightning_dali.proxies.notes import note
 
 _PIL_OPEN = PIL.Image.open  # `capture` replaces the attribute while a dataset runs
 _PIL_FROMARRAY = PIL.Image.fromarray
@@ -98,7 +99,9 @@ class ImageSource:
         return replace(self, mode=mode, converted=True)
 
     def decode(self) -> Any:
-        """Decodes with PIL, as the dataset would have: a PIL image."""
+        """Decodes with PIL, as the dataset would have: a PIL image; what is finished comes as it is, a tensor."""
+        if self.finished:
+            return self.data.clone()
         if self.header is None:
             return _PIL_FROMARRAY(self.data, self.mode) if self.data.dtype == np.uint8 else _PIL_FROMARRAY(self.data)
         import io
@@ -110,6 +113,12 @@ class ImageSource:
             raise ImageError(f"{type(error).__name__}: {error}") from error
         return image.convert(self.mode) if self.converted else image
 
+    def opened(self) -> Any:
+        """The file as PIL opens it, not decoded: for its EXIF and the like."""
+        import io
+
+        return _PIL_OPEN(io.BytesIO(self.data))
+
     def incomplete(self) -> str | None:
         """Why the encoded bytes look cut off, or None."""
         return None if self.header is None else check_complete(self.data, self.header)
@@ -117,6 +126,7 @@ class ImageSource:
     def note_materialised(self, reason: str) -> None:
         """Remembers why pixels were needed."""
         self.materialised.append(reason)
+        note(reason)
 
     def __repr__(self) -> str:
         what = self.path or (f"{len(self.data)} bytes" if self.header else "pixels")

@@ -122,7 +122,8 @@ class Cut:
         if surplus > 0:
             logger.warning(
                 "%s: in the last of %d step(s) %d rank(s) have none of their own and repeat another's, so that all "
-                "ranks take the same steps. What is repeated is flagged in BatchTask.repeated.",
+                "ranks take the same steps; with_index=True shows which. A batch_size or a number of ranks that divides the "
+                "dataset better avoids it.",
                 *(sizes, steps, surplus),
             )
 

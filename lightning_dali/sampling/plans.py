@@ -43,6 +43,16 @@ class BatchPlan(ABC):
     position_unit: ClassVar[str] = "samples"
     """What positions count. A position is only good for a plan of the same unit."""
 
+    @property
+    def shuffled(self) -> bool:
+        """Whether the order may be another one than the dataset's."""
+        return True
+
+    @property
+    def order(self) -> str:
+        """What makes the order, in words. A position is only good for a plan of the same order."""
+        return "a permutation" if self.shuffled else "the dataset"
+
     def __post_init__(self) -> None:
         cut = self._cut  # made on every rank, for its checks
         if self.shard.rank == 0:
@@ -120,6 +130,11 @@ class TrainPlan(BatchPlan):
     drop_last: bool = field(default=True, kw_only=True)
 
     @property
+    def shuffled(self) -> bool:
+        """As asked."""
+        return self.shuffle
+
+    @property
     def _cut(self) -> Cut:
         return Cut(self.num_samples, self.batch_size, self.shard, self.drop_last)
 
@@ -146,6 +161,11 @@ class EvalPlan(BatchPlan):
     num_samples: int
     batch_size: int
     shard: Shard = field(kw_only=True)
+
+    @property
+    def shuffled(self) -> bool:
+        """Never."""
+        return False
 
     @property
     def _cut(self) -> Cut:

@@ -51,6 +51,11 @@ class SamplerPlan(BatchPlan):
     already_sharded: bool = field(kw_only=True)
 
     @property
+    def order(self) -> str:
+        """The sampler's name."""
+        return _name(self.sampler)
+
+    @property
     def _cut(self) -> Cut:
         size = _length(self.sampler)
         return Cut(size, self.batch_size, self.shard, self.drop_last, already_sharded=self.already_sharded)
@@ -87,6 +92,11 @@ class BatchSamplerPlan(BatchPlan):
     already_sharded: bool = field(kw_only=True)
     batch_size: int = field(default=1, kw_only=True)
     position_unit: ClassVar[str] = "batches"
+
+    @property
+    def order(self) -> str:
+        """The batch sampler's name."""
+        return _name(self.batch_sampler)
 
     @property
     def _cut(self) -> Cut:

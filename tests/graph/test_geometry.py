@@ -15,6 +15,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
+from lightning_dali.graph import geometry
 from lightning_dali.graph.tail import apply_call, group_key, merge_family
 
 Size = tuple[int, int]
@@ -65,6 +66,11 @@ WINDOWS: dict[str, Draw] = {
     "horizontal_flip": lambda r, size: {},
     "vertical_flip": lambda r, size: {},
 }
+WAYS: dict[str, tuple[Callable[[Tensor, list[dict[str, Any]]], Tensor], ...]] = {
+    "crop": (geometry._crop_copies, geometry._crop_gather),
+    "erase": (lambda x, rows: geometry._erase_colors(x, rows, [row["v"].to(x.dtype) for row in rows]),),
+}
+"""What only one kind of device uses, tested on all."""
 NEAREST_SHARE = 0.002
 """Of nearest-neighbour pixels that may come from a neighbour: their grid point lies on a border between two."""
 
@@ -197,6 +203,8 @@ def test_each_window_is_as_torchvision_alone(name: str, device: str) -> None:
         for each in (kwargs, kwargs[:1] * len(x)):
             got = apply_call(name, x.to(device), each)
             check(got, alone(name, x, each), levels=0 if exact else 1, atol=0.0 if exact else 1e-5)
+            for way in WAYS.get(name, ()):
+                check(way(x.to(device), each), alone(name, x, each), atol=0.0)
 
 
 @pytest.mark.parametrize("kind", ["number", "scalar", "channels", "patch", "gray patch", "mixed"])
@@ -219,12 +227,13 @@ def test_erase_with_every_kind_of_value(kind: str, device: str) -> None:
         assert torch.equal(x, before)
 
 
-def test_a_crop_that_misses_the_image_is_black() -> None:
+@pytest.mark.parametrize("way", [geometry._crop_copies, geometry._crop_gather])
+def test_a_crop_that_misses_the_image_is_black(way: Any) -> None:
     x = torch.ones(2, 3, 8, 8)
-    out = apply_call(
-        "crop", x, [{"top": -9, "left": 0, "height": 4, "width": 4}, {"top": 4, "left": 4} | {"height": 4, "width": 4}]
-    )
-    assert out[0].sum() == 0 and out[1].min() == 1
+    for miss in (-4, -9, 8, 20):
+        for row in ({"top": miss, "left": 0}, {"top": 0, "left": miss}):
+            out = way(x, [row | {"height": 4, "width": 4}, {"top": 4, "left": 4}])
+            assert out[0].count_nonzero() == 0 and out[1].min() == 1
 
 
 def test_pad(device: str) -> None:

@@ -160,6 +160,17 @@ def test_what_has_no_hash_is_equal_to_itself_only() -> None:
     hash(key)
 
 
+@pytest.mark.parametrize("name", ["adjust_hue", "affine", "erase", "gaussian_noise", "crop"])
+def test_chunks_do_not_show(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.cat([batch(name)] * 3)
+    kwargs = [
+        (ARGUMENTS[name][i % 2] | {"fill": None}) if name == "affine" else ARGUMENTS[name][i % 2] for i in range(6)
+    ]
+    whole = apply_call(name, x, kwargs)
+    monkeypatch.setattr("lightning_dali.graph.tail._CHUNK_VALUES", 4 * x[0].numel())
+    assert torch.equal(apply_call(name, x, kwargs), whole)
+
+
 def test_families() -> None:
     assert {merge_family(name) for name in ("affine", "rotate", "affine_video")} == {"warp"}
     assert merge_family("hflip") == "horizontal_flip"

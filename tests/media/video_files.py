@@ -1,14 +1,19 @@
 """Small videos whose frames carry their own number, so that a test can say which frame it got.
 
-The number is painted as twelve black or white blocks (eleven bits and a parity bit), big enough to survive any codec here.
+The number is painted as twelve black or white blocks (eleven bits and a parity bit), big enough to survive any codec
+here.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from io import BytesIO
 from typing import Any
 
 import av
 import numpy as np
+
+os.environ.setdefault("SVT_LOG", "1")  # SVT-AV1 writes to stderr by itself: errors only
 
 BITS = 12
 ROWS, COLUMNS = 3, 4
@@ -59,8 +64,9 @@ def encoder_options(codec: str, gop: int, b_frames: int, open_gop: bool) -> dict
         lag = {"auto-alt-ref": "1", "lag-in-frames": "8"} if b_frames else {"lag-in-frames": "0"}
         return {"g": g, "keyint_min": g, "deadline": "realtime", "cpu-used": "8", "b": "400k", **lag}
     if codec == "av1":
-        return {"g": g, "preset": "12", "svtav1-params": f"lp=1:hierarchical-levels={3 if b_frames else 2}"}
-    return {"g": g, "bf": bf} if codec != "mjpeg" else {}
+        structure = "pred-struct=2:hierarchical-levels=2" if b_frames else "pred-struct=1"
+        return {"g": g, "preset": "10", "crf": "1", "svtav1-params": f"lp=1:scd=0:enable-tf=0:{structure}"}
+    return {"g": g, "bf": bf, "b": "8M"} if codec != "mjpeg" else {}
 
 
 def make_video(
@@ -79,27 +85,27 @@ def make_video(
     rotation: int | None = None,
     audio: bool = False,
     pix_fmt: str | None = None,
-    numbers: Sequence[int] | None = None,
     container: str | None = None,
     options: dict[str, str] | None = None,
+    container_options: dict[str, str] | None = None,
 ) -> Any:
     """Write a video whose frame k shows the number k and return `path` (a path, or a file object with `container`).
 
-    Frame k is presented at `start + 1000 * k / rate + pts_jitter[k % len(pts_jitter)]` milliseconds. `b_frames` is the number of
-    B-frames (hidden alternate references for VP8 and VP9); `open_gop` lets them refer across the key frame.
+    Frame k is presented at `start + 1000 * k / rate + pts_jitter[k % len(pts_jitter)]` milliseconds. `b_frames` is the
+    number of B-frames (hidden alternate references for VP8 and VP9); `open_gop` lets them refer across the key frame.
     """
-    with av.open(path, "w", format=container) as out:
+    with av.open(path, "w", format=container, options=container_options or {}) as out:
         stream: Any = out.add_stream(CODECS.get(codec, codec), rate=rate)
         stream.width, stream.height = width, height
         stream.pix_fmt = pix_fmt or ("yuvj420p" if codec == "mjpeg" else "yuv420p")
         stream.options = {**encoder_options(codec, gop, b_frames, open_gop), **(options or {})}
         stream.codec_context.thread_count = 1
-        stream.codec_context.time_base = TICK
+        stream.codec_context.time_base = Fraction(1, rate) if codec.startswith("mpeg") and codec != "mpeg4" else TICK
         if rotation is not None:
             stream.set_display_rotation(rotation)
         sound: Any = out.add_stream("aac" if codec not in ("vp8", "vp9") else "libopus", rate=48000) if audio else None
         for k in range(num_frames):
-            picture = av.VideoFrame.from_ndarray(paint_number(numbers[k] if numbers else k, width, height), format="rgb24")
+            picture = av.VideoFrame.from_ndarray(paint_number(k, width, height), format="rgb24")
             picture.pts, picture.time_base = start + 1000 * k // rate + pts_jitter[k % len(pts_jitter)], TICK
             out.mux(stream.encode(picture))
             if sound is not None:
@@ -108,6 +114,39 @@ def make_video(
         if sound is not None:
             out.mux(sound.encode())
     return path
+
+
+def read_numbers(source: Any) -> list[int]:
+    """The numbers of all frames of a file, as PyAV shows them."""
+    with av.open(BytesIO(source) if isinstance(source, bytes) else source) as container:
+        return [read_number(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
+
+
+def rewrite(
+    source: Any, target: Any, change: Callable[[int, bytes], bytes | None], *, more: Any = None, gap: int = 0
+) -> Any:
+    """Copy a video's packets into another file: `change(number, data)` gives each one's new bytes, or None to leave it
+    out.
+
+    The packets of a second file, `more`, follow, `gap` ticks of its time base later than they were.
+    """
+    with av.open(target, "w") as out:
+        stream: Any = None
+        for path, later in ((source, 0), (more, gap)):
+            if path is None:
+                continue
+            with av.open(path) as container:
+                video = container.streams.video[0]
+                stream = stream or out.add_stream_from_template(video, opaque=True)
+                packets = [packet for packet in container.demux(video) if packet.size]
+                for number, packet in enumerate(packets):
+                    data = change(number, bytes(packet))
+                    if data is not None:
+                        copy = av.Packet(data)
+                        copy.pts, copy.dts, copy.time_base = packet.pts + later, packet.dts + later, packet.time_base
+                        copy.is_keyframe, copy.stream = packet.is_keyframe, stream
+                        out.mux(copy)
+    return target
 
 
 def _silence(num_samples: int, k: int) -> av.AudioFrame:

@@ -1,0 +1,54 @@
+"""What a user may give as the dataset of a stage. Runs in the rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+Datasets = Any
+"""A dataset, a zero-argument factory of one; for evaluation also a list or dict of them."""
+
+
+def members(given: Datasets) -> list[Any]:
+    """The datasets or factories of a stage."""
+    if given is None:
+        return []
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def is_factory(item: Any) -> bool:
+    """Whether it is a function that makes a dataset."""
+    return callable(item) and not hasattr(item, "__getitem__") and not hasattr(item, "__iter__")
+
+
+def check_dataset(stage: str, given: Datasets) -> None:
+    """Refuses what is no dataset, with advice."""
+    if stage == "train" and isinstance(given, (Mapping, list, tuple)) and not isinstance(given, Dataset):
+        raise TypeError(
+            f"train_dataset is a {type(given).__name__}: it must be one dataset (or a zero-argument function that makes it). "
+            "Join several with torch.utils.data.ConcatDataset."
+        )
+    for item in members(given):
+        if isinstance(item, IterableDataset):
+            raise TypeError(
+                f"{stage}_dataset is an IterableDataset ({type(item).__name__}): it cannot be sharded and resumed by index. "
+                "Pass a dataset with __getitem__ and __len__."
+            )
+        if not is_factory(item) and not (hasattr(item, "__getitem__") and hasattr(item, "__len__")):
+            raise TypeError(
+                f"{stage}_dataset is {item!r}: expected a dataset with __getitem__ and __len__, or a zero-argument function "
+                "that makes one."
+            )
+
+
+def describe(given: Datasets) -> str:
+    """How many samples a stage has, without making or reading anything."""
+    if given is None:
+        return "none"
+    sizes = ["made at setup" if is_factory(item) else f"{len(item)} samples" for item in members(given)]
+    names = list(given) if isinstance(given, Mapping) else [""] * len(sizes)
+    return ", ".join(f"{name} {size}".strip() for name, size in zip(names, sizes, strict=True))

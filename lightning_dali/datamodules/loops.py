@@ -1,0 +1,71 @@
+"""What Lightning's loops need to be told by a loader that can begin inside an epoch.
+
+Runs in the rank. Uses attributes of Lightning's loops that have no public form; they are the same in 2.5 and 2.6.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
+
+from lightning_dali.loader import Loader
+
+logger = logging.getLogger(__name__)
+
+
+def align_progress(trainer: Any, loader: Loader) -> None:
+    """Counts the batches of a resumed epoch in this run's batches.
+
+    Lightning remembers how many *steps* of the epoch are done, and ends it after `len(loader)`. With another world size
+    or batch size a step is another share of the epoch: 4 of 8 steps on two ranks are 8 of 16 on one.
+    """
+    at, plan = loader.at, loader.plan
+    if at.begun or at.saved_with in (None, (plan.shard.world_size, plan.batch_size)):
+        return
+    progress = trainer.fit_loop.epoch_loop.batch_progress.current
+    done = len(plan) - plan.num_steps(start=at.start)
+    logger.info(
+        "resumed in epoch %d after %d %s: saved with (world_size, batch_size) = %s, now %s; %d of %d step(s) count as done.",
+        *(at.epoch, at.start, plan.position_unit, at.saved_with),
+        *((plan.shard.world_size, plan.batch_size), done, len(plan)),
+    )
+    difference = done - progress.ready
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(progress, name, getattr(progress, name) + difference)
+    at.saved_with = None
+
+
+def restart_evaluation(trainer: Any) -> None:
+    """Lets a validation that was cut short by a checkpoint run again from its beginning.
+
+    Lightning 2.6 would count its batches as done, and then end the new validation, which does begin at the beginning,
+    that many batches early. What had been accumulated is not in the checkpoint, so all of it has to run.
+    """
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    if loop.restarted_mid_evaluation:
+        loop.batch_progress.reset_on_run()
+
+
+class SeenIndices(_IndexBatchSamplerWrapper):
+    """Tells Lightning's prediction writers which dataset indices the current batch has."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    @property
+    def seen_batch_indices(self) -> Any:
+        """Answers `[batch_idx]` for the batch delivered last: Lightning asks right after each."""
+        return _LastIndices(self._loader)
+
+    @seen_batch_indices.setter
+    def seen_batch_indices(self, value: Any) -> None: ...
+
+
+class _LastIndices:
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __getitem__(self, batch_idx: int) -> list[int]:
+        return list(self._loader.at.indices)

@@ -1,0 +1,112 @@
+"""A script of two ranks: everything that needs a process group, in one start of it. See test_ddp.py.
+
+`run.py ROOT MODE`; what each rank saw is written to ROOT/MODE.<phase>.<rank>.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DistributedSampler, WeightedRandomSampler
+
+from lightning_dali.testing import IndexedImages
+from tests.ddp.spy import PLAIN, SaveAt, Spy, datamodule, dump, trainer
+
+ROOT = Path(sys.argv[1])
+MODE = sys.argv[2]
+
+
+def pictures(n: int, *, plain: bool = False) -> IndexedImages:
+    """The first `n` of the pictures that the test wrote."""
+    from tests.ddp.spy import TRANSFORM
+
+    return IndexedImages(sorted((ROOT / "photos").iterdir())[:n], PLAIN if plain else TRANSFORM)
+
+
+class Metric(Spy):
+    """A module whose validation all-reduces at every step: a rank with fewer steps would hang the others."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        super().validation_step(batch, batch_idx, dataloader_idx)
+        torch.distributed.all_reduce(torch.ones(1))
+
+
+def ranks(name: str, *callbacks: Any, **options: Any) -> Any:
+    strategy = options.pop("strategy", "ddp")
+    return trainer(ROOT / name, *callbacks, **{"devices": 2, "strategy": strategy, **options})
+
+
+def finish(phase: str, spy: Spy) -> None:
+    dump(ROOT / f"{MODE}.{phase}.{spy.global_rank}.json", spy.seen)
+
+
+def several() -> None:
+    # 61 samples on two ranks, and twice as many loaders, two epochs.
+    spy = Metric()
+    dm = datamodule(pictures(61), val_dataset={"all": pictures(61), "three": pictures(3)}, num_workers=1)
+    ranks("all", max_epochs=2, num_sanity_val_steps=0).fit(spy, datamodule=dm)
+    finish("fit", spy)
+    # The same ranks: train a little, save inside epoch 1, go on from there on two ranks.
+    spy = Spy()
+    dm = datamodule(pictures(61), num_workers=1)
+    ranks("stop", SaveAt(ROOT / "two.ckpt", 10), max_epochs=3).fit(spy, datamodule=dm)
+    finish("stopped", spy)
+    # One rank saved this (the test did, before): go on with two.
+    spy = Spy()
+    dm = datamodule(pictures(61), batch_size=4, num_workers=0)
+    ranks("resumed", SaveAt(ROOT / "again.ckpt", 21), max_epochs=3).fit(spy, datamodule=dm, ckpt_path=ROOT / "one.ckpt")
+    finish("resumed", spy)
+    # Evaluation and prediction; lists of loaders.
+    spy = Metric()
+    dm = datamodule(None, val_dataset=[pictures(61)], test_dataset=[pictures(61), pictures(5)],
+                    predict_dataset=pictures(61), num_workers=0)  # fmt: skip
+    one = ranks("evaluate")
+    one.validate(spy, datamodule=dm, verbose=False)
+    one.test(spy, datamodule=dm, verbose=False)
+    found = one.predict(spy, datamodule=dm)
+    gathered: list[Any] = [None, None]
+    torch.distributed.all_gather_object(gathered, found)
+    steps = [index for step in zip(*gathered, strict=True) for rank in step for index in rank]
+    assert steps == list(range(61)), steps
+    finish("evaluated", spy)
+    # Samplers of the user's own, dealt to the ranks or not.
+    for phase, deal, sampler in (
+        ("weighted", True, WeightedRandomSampler([1.0] * 30 + [0.0] * 31, 40)),
+        ("distributed", True, lambda dataset: DistributedSampler(dataset, seed=3)),
+        ("own", False, list(range(int(os.environ["LOCAL_RANK"]), 61, 2))[:30]),
+    ):
+        spy = Spy()
+        dm = datamodule(pictures(61, plain=True), sampler=sampler)
+        ranks(phase, use_distributed_sampler=deal, max_epochs=2).fit(spy, datamodule=dm)
+        finish(phase, spy)
+    # Three samples, one a step.
+    spy = Metric()
+    dm = datamodule(pictures(3), val_dataset=pictures(3), batch_size=1)
+    ranks("three", max_epochs=2, num_sanity_val_steps=0, use_distributed_sampler=False).fit(spy, datamodule=dm)
+    finish("three", spy)
+
+
+def once() -> None:
+    """One short fit, for other ways to start ranks, and one that fails on rank 1."""
+    options: dict[str, Any] = {
+        "spawn": {"strategy": "ddp_spawn"},
+        "nodes": {"devices": 1, "num_nodes": 2},
+        "slurm": {"devices": 2},
+        "crash": {},
+    }[MODE]
+    spy = Spy(dump_to=ROOT / MODE, on_step=crash if MODE == "crash" else None)
+    dm = datamodule(pictures(61), val_dataset=pictures(61), num_workers=1)
+    ranks(MODE, **{"num_sanity_val_steps": 0, **options}).fit(spy, datamodule=dm)
+
+
+def crash(spy: Spy) -> None:
+    if spy.global_rank == 1 and len(spy.seen) == 3:
+        raise ValueError("rank 1 has had enough")
+
+
+if __name__ == "__main__":
+    several() if MODE == "several" else once()
