@@ -22,6 +22,10 @@ class Far(MemoryFileSystem):
     store: dict[str, Any] = {}  # noqa: RUF012  (fsspec's own way)
     pseudo_dirs = [""]  # noqa: RUF012
 
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("far://", "memory://"))
+
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if mode == "rb":
             opened.append(path)
