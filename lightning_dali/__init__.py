@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names for type checkers; tests/test_imports.py keeps the two lists equal
     from lightning_dali.datamodules import DALIDataModule as DALIDataModule
     from lightning_dali.datamodules import ImageDataModule as ImageDataModule
+    from lightning_dali.datamodules import SpeechDataModule as SpeechDataModule
     from lightning_dali.failures import BadSample as BadSample
     from lightning_dali.failures import BadSampleError as BadSampleError
+    from lightning_dali.manifests import SpeechManifest as SpeechManifest
     from lightning_dali.padded import Padded as Padded
 
 __version__ = "0.1.0"
@@ -40,6 +42,8 @@ _HOMES = {
     "BadSample": "lightning_dali.failures",
     "BadSampleError": "lightning_dali.failures",
     "Padded": "lightning_dali.padded",
+    "SpeechDataModule": "lightning_dali.datamodules",
+    "SpeechManifest": "lightning_dali.manifests",
 }
 
 __all__ = sorted(_HOMES)

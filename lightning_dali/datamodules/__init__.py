@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.custom import DALIDataModule
 from lightning_dali.datamodules.image import ImageDataModule
 
-__all__ = ["BaseDataModule", "DALIDataModule", "ImageDataModule"]
+if TYPE_CHECKING:
+    from lightning_dali.datamodules.speech import SpeechDataModule
+
+__all__ = ["BaseDataModule", "DALIDataModule", "ImageDataModule", "SpeechDataModule"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SpeechDataModule":  # torchaudio and its decoders are for those who use them
+        from lightning_dali.datamodules.speech import SpeechDataModule
+
+        return SpeechDataModule
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

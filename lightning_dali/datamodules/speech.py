@@ -8,13 +8,161 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lightning_dali.datamodules.base import BaseDataModule, Datasets
+from lightning_dali import environment
+from lightning_dali.datamodules.base import BaseDataModule
+from lightning_dali.datamodules.datasets import Datasets
 from lightning_dali.datamodules.options import Options
 from lightning_dali.modalities.audio import AudioModality
+from lightning_dali.modalities.durations import dataset_durations
+from lightning_dali.sampling import BatchPlan, DurationPlan, Shard
 
 
 class SpeechDataModule(BaseDataModule):
-    """."""
+    """Trains on features made on the GPU from an unmodified audio dataset.
 
-    def __init__(self, *, train_dataset: Datasets = None, train_transform: Callable[[Any], Any] | None = None, sample_rate: int|None=None, batch_size: int=64, num_workers=0, **kw) -> None:
-        super().__init__(modality=AudioModality(sample_rate), options=Options(batch_size=batch_size, num_workers=num_workers, **kw), train_dataset=train_dataset, train_transform=train_transform)
+    Batches have the structure of the dataset's samples. An audio field is always a `Padded(data, lengths)`: what the
+    transform would have produced, `(B, C, S)`, `(B, C, F, T)` and so on, zero beyond each row's length, on the rank's device.
+    Every other field is collated as PyTorch does and moved to the device. The audio field is what the dataset loads
+    (`torchaudio.load`, `soundfile.read`, `lightning_dali.audio.load_audio`), else the first leaf of a sample that is audio: a
+    waveform `(C, S)` or `(S,)`, a path, encoded bytes, or Hugging Face's `{"bytes": ..., "path": ...}`.
+
+    Args:
+        train_dataset: A map-style dataset, or a zero-argument function that makes one (called in `prepare_data`, where it
+            may download, and in `setup`).
+        val_dataset: The same, or a list or dict of them.
+        test_dataset: The same.
+        predict_dataset: The same.
+        train_transform: For datasets that have no transform of their own, as torchaudio's: applied to the audio field.
+        eval_transform: The same for validation, test and prediction.
+        sample_rate: In Hz; audio of another rate is resampled when it is loaded, with torchaudio's default kernel, and the
+            rate that comes with it is this one. None keeps each file's.
+        max_seconds: Most seconds of audio in a batch, padding included; batches then differ in size and are made of samples
+            of similar length. `batch_size` stays the most samples of one. Lengths are those of the files.
+        bucket_by_length: Whether batches are made of samples of similar length; implied by `max_seconds`. Prediction keeps
+            the dataset's order.
+        length_cache: Where lengths of files are kept; None: in the user's cache folder.
+        batch_size: Samples of one rank in one step.
+        num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
+        num_threads: DALI's CPU threads, which decode; None: a quarter of this rank's cores, from 2 to 8.
+        shuffle: Whether training goes through a new permutation each epoch.
+        drop_last: Whether training drops the samples that do not fill a global batch.
+        sampler: See `ImageDataModule`; not with length buckets.
+        batch_sampler: See `ImageDataModule`; not with length buckets.
+        seed: Of every order and draw; None: that of `lightning.seed_everything`, else 0.
+        on_bad_sample: ``"raise"``, ``"replace"`` (by another sample of the batch) or ``"drop"`` (a shorter batch).
+        max_bad_samples: More than so many on a rank end the run.
+        batch_transform: On the device, in training.
+        collate_fn: Instead of the default; it sees stand-ins in the places of audio and may list them.
+        release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
+        with_index: Whether the batch carries the dataset indices of its rows.
+        device: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
+        prefetch: Finished batches that wait on the device for the model.
+        multiprocessing_context: Start method of the workers; None: the platform's.
+        persistent_workers: Whether workers live from one epoch to the next.
+        depth: Batches inside DALI at a time.
+        watchdog_seconds: After so long without a batch the log says what is waited for.
+
+    Raises:
+        ValueError: An option has a value that is not allowed, or a dataset is empty.
+        TypeError: An option has the wrong type.
+    """
+
+    def __init__(
+        self,
+        *,
+        train_dataset: Datasets = None,
+        val_dataset: Datasets = None,
+        test_dataset: Datasets = None,
+        predict_dataset: Datasets = None,
+        train_transform: Callable[[Any], Any] | None = None,
+        eval_transform: Callable[[Any], Any] | None = None,
+        sample_rate: int | None = None,
+        max_seconds: float | None = None,
+        bucket_by_length: bool = False,
+        length_cache: str | None = None,
+        batch_size: int = 64,
+        num_workers: int | None = None,
+        num_threads: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        seed: int | None = None,
+        on_bad_sample: str = "raise",
+        max_bad_samples: int | None = None,
+        batch_transform: Callable[..., Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        release_memory: str = "stage",
+        with_index: bool = False,
+        device: Any = "auto",
+        prefetch: int = 2,
+        multiprocessing_context: str | None = None,
+        persistent_workers: bool = True,
+        depth: int = 2,
+        watchdog_seconds: float = 60.0,
+    ) -> None:
+        options = Options(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            num_threads=num_threads,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+            on_bad_sample=on_bad_sample,
+            max_bad_samples=max_bad_samples,
+            release_memory=release_memory,
+            with_index=with_index,
+            device=device,
+            prefetch=prefetch,
+            multiprocessing_context=multiprocessing_context,
+            persistent_workers=persistent_workers,
+            depth=depth,
+            watchdog_seconds=watchdog_seconds,
+        )
+        _positive("sample_rate", sample_rate, int)
+        _positive("max_seconds", max_seconds, (int, float))
+        self._max_seconds, self._length_cache = max_seconds, length_cache
+        self._by_length = bool(bucket_by_length) or max_seconds is not None
+        if self._by_length and (sampler is not None or batch_sampler is not None):
+            raise ValueError(
+                "max_seconds and bucket_by_length decide which samples make a batch, so there can be no sampler or "
+                "batch_sampler beside them: drop the one or the other."
+            )
+        super().__init__(
+            modality=AudioModality(sample_rate),
+            options=options,
+            train_dataset=train_dataset,
+            val_dataset=val_dataset,
+            test_dataset=test_dataset,
+            predict_dataset=predict_dataset,
+            train_transform=train_transform,
+            eval_transform=eval_transform,
+            collate_fn=collate_fn,
+            batch_transform=batch_transform,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+        )
+
+    def _plan(self, name: str, dataset: Any, shard: Shard, seed: int) -> BatchPlan:
+        train = name == "train"
+        overfit = train and environment.overfits(self._trainer_or_none)
+        if not self._by_length or name == "predict" or overfit or len(dataset) == 0:
+            return super()._plan(name, dataset, shard, seed)
+        return DurationPlan(
+            dataset_durations(dataset, cache=self._length_cache).tolist(),
+            self.batch_size,
+            max_seconds=self._max_seconds,
+            shard=shard,
+            seed=seed,
+            shuffle=train and self.options.shuffle,
+            drop_last=train and self.options.drop_last,
+        )
+
+
+def _positive(name: str, value: Any, kind: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}): expected a number, or None for none.")
+    if not value > 0:
+        raise ValueError(f"{name} is {value}: it must be more than 0; None sets none.")

@@ -112,14 +112,12 @@ class SpeechExecutor:
             for part in _groups(plans, lambda plan: (plan.result is None, plan.num_channels, plan.flat), members):
                 rows = self._rows(plans, part, waves, place, lane)
                 parts.append(([members.index(row) for row in part], rows))
-            whole = parts[0][1] if len(parts) == 1 else _merged(parts)
+            whole = parts[0][1] if len(parts) == 1 else merge(parts)
             chunks.append((members, whole))
         self._report_phases(wait=False)
         return SpeechRows([(members, self._delivered(rows)) for members, rows in chunks])
 
-    def _rows(
-        self, plans: Sequence[RowPlan], part: list[int], waves: Any, place: dict[int, int], lane: Lane
-    ) -> Rows:
+    def _rows(self, plans: Sequence[RowPlan], part: list[int], waves: Any, place: dict[int, int], lane: Lane) -> Rows:
         """Rows that agree in channels, computed."""
         plan = plans[part[0]]
         if plan.result is not None:
@@ -159,7 +157,9 @@ class SpeechExecutor:
         if data.is_cuda:
             event = torch.cuda.Event()
             event.record()
-        self._phases.append((flags, event, [path or "a file" if is_mixed else "" for path, is_mixed in zip(paths, mixed, strict=True)]))
+        self._phases.append(
+            (flags, event, [path or "a file" if is_mixed else "" for path, is_mixed in zip(paths, mixed, strict=True)])
+        )
 
     def _report_phases(self, *, wait: bool) -> None:
         while self._phases:
@@ -218,10 +218,6 @@ def _groups(plans: Sequence[RowPlan], key: Any, members: Sequence[int] | None = 
     for row in range(len(plans)) if members is None else members:
         found.setdefault(key(plans[row]), []).append(row)
     return list(found.values())
-
-
-def _merged(parts: list[tuple[list[int], Rows]]) -> Rows:
-    return merge(parts)
 
 
 def _check_shapes(plans: list[RowPlan], shapes: Any) -> None:

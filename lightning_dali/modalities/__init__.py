@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from lightning_dali.modalities.custom import CustomModality
 from lightning_dali.modalities.image import ImageModality
 
-__all__ = ["CustomModality", "ImageModality"]
+if TYPE_CHECKING:
+    from lightning_dali.modalities.audio import AudioModality
+
+__all__ = ["AudioModality", "CustomModality", "ImageModality"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AudioModality":  # torchaudio and its decoders are for those who use them
+        from lightning_dali.modalities.audio import AudioModality
+
+        return AudioModality
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

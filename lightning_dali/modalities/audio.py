@@ -24,7 +24,29 @@ from lightning_dali.structure import leaves, map_leaves
 from lightning_dali.wire import Blobs, Lane
 
 SUFFIXES = frozenset(
-    ".wav .flac .ogg .oga .opus .mp3 .m4a .aac .mp4 .webm .mka .aiff .aif .aifc .au .snd .caf .w64 .wma .amr .sph".split()
+    [
+        ".wav",
+        ".flac",
+        ".ogg",
+        ".oga",
+        ".opus",
+        ".mp3",
+        ".m4a",
+        ".aac",
+        ".mp4",
+        ".webm",
+        ".mka",
+        ".aiff",
+        ".aif",
+        ".aifc",
+        ".au",
+        ".snd",
+        ".caf",
+        ".w64",
+        ".wma",
+        ".amr",
+        ".sph",
+    ]
 )
 """File names that count as audio when a dataset returns paths."""
 _RATES = ("sampling_rate", "sample_rate", "sr", "rate")
@@ -77,7 +99,7 @@ class AudioModality:
         Raises:
             TypeError: It has none.
         """
-        rate = _rate_of(sample)
+        rate = stated_rate(sample)
         done = False
 
         def visit(leaf: Any) -> Any:
@@ -90,7 +112,7 @@ class AudioModality:
             done = True
             return proxy
 
-        found = map_leaves(visit, sample, leaf=_is_encoded_dict)
+        found = map_leaves(visit, sample, leaf=is_encoded_dict)
         if not done:
             raise TypeError(
                 f"the sample has no audio: expected a waveform tensor (C, S) or (S,), a path ({', '.join(sorted(SUFFIXES)[:6])}, "
@@ -100,7 +122,7 @@ class AudioModality:
 
     def _as_proxy(self, leaf: Any, rate: int) -> ProxyAudio | None:
         """A proxy for a leaf that is audio in some form, else None."""
-        if _is_encoded_dict(leaf):
+        if is_encoded_dict(leaf):
             data, path = leaf["bytes"], leaf.get("path")
             source = AudioSource.from_path(path) if data is None else AudioSource.from_bytes(bytes(data), path=path)
             return self._at_rate(ProxyAudio.make(source))
@@ -186,12 +208,12 @@ def _payload(source: AudioSource) -> np.ndarray:
     return payload
 
 
-def _is_encoded_dict(value: Any) -> bool:
+def is_encoded_dict(value: Any) -> bool:
     """Hugging Face's `Audio(decode=False)`."""
     return isinstance(value, Mapping) and "bytes" in value and set(value) <= {"bytes", "path"}
 
 
-def _rate_of(sample: Any) -> int:
+def stated_rate(sample: Any) -> int:
     """The rate that a sample states beside its waveform: under its name in a dict, or as torchaudio's second item."""
     for path, leaf in leaves(sample):
         number = isinstance(leaf, (int, np.integer)) and not isinstance(leaf, bool)

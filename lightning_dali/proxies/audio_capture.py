@@ -169,7 +169,9 @@ def _from_numpy(original: Callable[..., Any], data: Any, *args: Any, **kwargs: A
     return original(data.materialise(f"dtype={dtype}"), *args, **kwargs)
 
 
-def _resample(original: Callable[..., Any], waveform: Any, orig_freq: int, new_freq: int, *args: Any, **kwargs: Any) -> Any:
+def _resample(
+    original: Callable[..., Any], waveform: Any, orig_freq: int, new_freq: int, *args: Any, **kwargs: Any
+) -> Any:
     if not isinstance(waveform, ProxyAudio) or waveform.state.features or waveform.source.result is not None:
         return original(waveform, orig_freq, new_freq, *args, **kwargs)
     names = ("lowpass_filter_width", "rolloff", "resampling_method", "beta")

@@ -87,7 +87,9 @@ def _add_noise(module: nn.Module, proxy: ProxyAudio, noise: Any = None, snr: Any
 # -- functions
 
 
-def resample(proxy: ProxyAudio, run: Callable[[Any], Any], *, orig_freq: int, new_freq: int, **settings: Any) -> ProxyAudio:
+def resample(
+    proxy: ProxyAudio, run: Callable[[Any], Any], *, orig_freq: int, new_freq: int, **settings: Any
+) -> ProxyAudio:
     """Records `torchaudio.functional.resample`; `run` does it on samples."""
     if orig_freq == new_freq:
         return proxy
@@ -263,7 +265,7 @@ def _pointwise(name: str, func: Callable[..., Any], args: Sequence[Any], kwargs:
         return NotImplemented
     if not all(value is None or type(value) in (int, float) for value in values):
         return NotImplemented
-    in_place = name.endswith("_") and not name.endswith("__") or name.startswith("__i")
+    in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
     out_of_place = getattr(torch, op)
 
     def run(value: Any) -> Any:

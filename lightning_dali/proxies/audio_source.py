@@ -101,7 +101,9 @@ class AudioSource:
             header, span = read_audio_header(data), None
         if header.num_samples is None:  # only decoding tells, and DALI could not anyway
             first, last = (span or _everything)(header.sample_rate)
-            wave, rate = decode_audio(data, frame_offset=first, num_frames=-1 if last < 0 else last - first, header=header)
+            wave, rate = decode_audio(
+                data, frame_offset=first, num_frames=-1 if last < 0 else last - first, header=header
+            )
             return cls(rate, wave.shape[0], wave.shape[1], data, header, first, path, wave)
         first, last = _range(span or _everything, header.sample_rate, header.num_samples)
         return cls(header.sample_rate, header.num_channels, last - first, data, header, first, path)

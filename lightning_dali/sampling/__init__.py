@@ -21,8 +21,19 @@ BatchSamplerPlan, batches a b c           0        a        b
 ========================================  =======  =======  =======
 """
 
+from lightning_dali.sampling.buckets import DurationPlan
 from lightning_dali.sampling.cut import Shard
 from lightning_dali.sampling.plans import BatchPlan, BatchTask, EvalPlan, TrainPlan
 from lightning_dali.sampling.user import BatchSamplerPlan, SamplerPlan, user_plan
 
-__all__ = ["BatchPlan", "BatchSamplerPlan", "BatchTask", "EvalPlan", "SamplerPlan", "Shard", "TrainPlan", "user_plan"]
+__all__ = [
+    "BatchPlan",
+    "BatchSamplerPlan",
+    "BatchTask",
+    "DurationPlan",
+    "EvalPlan",
+    "SamplerPlan",
+    "Shard",
+    "TrainPlan",
+    "user_plan",
+]
