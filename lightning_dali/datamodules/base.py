@@ -13,9 +13,10 @@ import torch
 
 from lightning_dali import environment
 from lightning_dali.datamodules.datasets import Datasets, check_dataset, describe, is_factory, members
-from lightning_dali.datamodules.host import Host, hide_hook
+from lightning_dali.datamodules.host import Host, NoData
 from lightning_dali.datamodules.loops import SeenIndices, align_progress, restart_evaluation
 from lightning_dali.datamodules.options import Options
+from lightning_dali.explain import Explanation, explain
 from lightning_dali.failures import BadSample
 from lightning_dali.fetch import Fetcher, Modality
 from lightning_dali.graph.spec import Device
@@ -56,7 +57,7 @@ class BaseDataModule(Host):
             check_dataset(stage, given)
             hook = f"{stage}_dataloader"
             if given is None and getattr(type(self), hook) is getattr(BaseDataModule, hook):
-                hide_hook(self, hook)
+                self.__dict__[hook] = NoData(hook)
         if sampler is not None and batch_sampler is not None:
             raise ValueError(
                 "sampler and batch_sampler are both given: a batch sampler decides the order too; pass one."
@@ -160,6 +161,22 @@ class BaseDataModule(Host):
         """One batch of a stage, without a trace: the next pass starts where it would have."""
         self._make(stage)
         return self._loaders[stage][0].peek()
+
+    def explain(self, stage: str = "train") -> Explanation:
+        """What runs where, what was materialised and why, sizes and memory in flight; print it. Starts no worker."""
+        return explain(self.stage_loaders(stage)[0])
+
+    def stage_loaders(self, stage: str = "train") -> list[Loader]:
+        """The loaders of a stage: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``; made if they are not there.
+
+        Raises:
+            ValueError: The stage has no dataset.
+        """
+        if self._given.get(stage) is None:
+            there = ", ".join(repr(name) for name, given in self._given.items() if given is not None) or "none"
+            raise ValueError(f"stage is {stage!r}: the datamodule has a dataset for {there}. Pass {stage}_dataset=...")
+        self._make(stage)
+        return self._loaders[stage]
 
     def __str__(self) -> str:
         """The datasets. Lightning's own would make and iterate every loader that is not torch's."""

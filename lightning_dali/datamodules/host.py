@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import PackageNotFoundError, version
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+from lightning_utilities.core import rank_zero
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule as Host
@@ -21,7 +21,9 @@ else:
         try:
             if version("pytorch-lightning") != version("lightning"):
                 return L.LightningDataModule
+            log = rank_zero.log
             other = importlib.import_module("pytorch_lightning")
+            rank_zero.log = log  # which it replaces by its own, so that what users set for "lightning.pytorch" is lost
         except (PackageNotFoundError, ImportError):
             return L.LightningDataModule
         return type("Host", (L.LightningDataModule, other.LightningDataModule), {"__module__": __name__})
@@ -29,6 +31,19 @@ else:
     Host = _host()
 
 
-def hide_hook(datamodule: Any, name: str) -> None:
-    """Makes an instance look as if it did not define a `*_dataloader`: Lightning then says what is missing, in its words."""
-    datamodule.__dict__[name] = MethodType(getattr(L.LightningDataModule, name), datamodule)
+class NoData:
+    """A `*_dataloader` of a datamodule without that data: no loaders, and not overridden in Lightning's eyes.
+
+    So that Lightning says what is missing in its own words, where a hook that returns nothing makes it warn of lengths.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def __code__(self) -> Any:
+        """What Lightning compares."""
+        return getattr(L.LightningDataModule, self._name).__code__
+
+    def __call__(self) -> list[Any]:
+        return []
