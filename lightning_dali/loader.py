@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from lightning_dali.position import Position, load_position, save_position
 from lightning_dali.sampling import BatchPlan, BatchTask
 from lightning_dali.server import Server
 from lightning_dali.sources import InlineSource, PoolSource
+from lightning_dali.throughput import Totals
 from lightning_dali.wire import Request
 from lightning_dali.workers import WorkerPool
 
@@ -82,6 +84,7 @@ class Loader:
         self._told = False  # whether somebody sets the epochs; else each pass is an epoch
         self._on_epoch = on_epoch
         self._passes: weakref.WeakSet[LoaderPass] = weakref.WeakSet()
+        self.totals = Totals()
 
     # -- what Lightning and users ask
 
@@ -157,7 +160,7 @@ class Loader:
         tasks = self.plan.batches(epoch, start=start)
         if not self.num_workers:
             return InlineSource(self.fetcher, tasks)
-        ahead = max(self.num_workers + 1, self.server.device.depth + self.server.queue)
+        ahead = self.ahead
         with self._lock:
             shared = self._persistent and not self._pool_busy
             if shared:
@@ -174,6 +177,13 @@ class Loader:
             self._pool_busy = False
             raise
 
+    @property
+    def ahead(self) -> int:
+        """Requests that workers make or hold at a time."""
+        if not self.num_workers:
+            return 1
+        return max(self.num_workers + 1, self.server.device.depth + self.server.queue)
+
     def _return_pool(self) -> bool:
         self._pool_busy = False
         return True
@@ -187,17 +197,20 @@ class Loader:
         Returns:
             The last request, for `explain`; None when these samples could not be fetched (the pass will say why).
         """
-        fetcher = replace(self.fetcher, restore_rng=True, on_bad_sample="raise", ragged="list", collate_fn=None)
         request = None
-        for draw in range(draws):
-            indices = tuple(range(min(samples, self.plan.num_samples)))
-            try:
-                request = fetcher(BatchTask(epoch=draw, step=0, indices=indices))
-            except Exception as error:
-                logger.debug("%s: tracing stopped: %s", self.name, error)
-                break
-            self.server.expect([lane.spec for lane in request.lanes])
+        try:
+            for request in self.draw(samples=samples, draws=draws):
+                self.server.expect([lane.spec for lane in request.lanes])
+        except Exception as error:
+            logger.debug("%s: tracing stopped: %s", self.name, error)
         return request
+
+    def draw(self, *, samples: int, draws: int) -> Iterator[Request]:
+        """Requests for the first samples, made in this process from their headers, each with draws of its own."""
+        fetcher = replace(self.fetcher, restore_rng=True, on_bad_sample="raise", ragged="list", collate_fn=None)
+        indices = tuple(range(min(samples, self.plan.num_samples)))
+        for epoch in range(draws):
+            yield fetcher(BatchTask(epoch=epoch, step=0, indices=indices))
 
     def start_workers(self) -> None:
         """Starts the persistent workers if they are not there. Those that serve a pass are left alone, dead or alive."""
@@ -277,8 +290,17 @@ class LoaderPass:
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
+        first, queued, start = self._pass is None, self.ready, time.perf_counter()
         delivered = next(self._pass or self._begin())
         assert self._at is not None
+        self._loader.totals.add(
+            samples=len(delivered.indices),
+            waited_seconds=time.perf_counter() - start,
+            first=first,
+            queued=queued,
+            nbytes=delivered.nbytes,
+            seconds=delivered.seconds,
+        )
         self._at.steps, self._at.indices = self._at.steps + 1, delivered.indices
         batch, delivered.batch = delivered.batch, None
         self.last = delivered
