@@ -253,6 +253,11 @@ class Loader:
         """Process ids of the persistent workers."""
         return [] if self._pool is None else self._pool.pids
 
+    @property
+    def slab_bytes(self) -> int:
+        """Shared memory in which the persistent workers send batches."""
+        return 0 if self._pool is None else self._pool.nbytes
+
     def __repr__(self) -> str:
         return (
             f"Loader({self.name}: {self.plan.num_samples} samples, {len(self)} batches of {self.batch_size}, "

@@ -8,6 +8,7 @@ name in the file system, so there is nothing to leave behind, and no dependence 
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import multiprocessing.reduction
 import os
@@ -159,6 +160,10 @@ def work(
         num_workers: In its pool.
         make: From a task to the value to send.
     """
+    # A fork has its rank's garbage too, and in it perhaps DALI pipelines: to collect them would wait for threads that are
+    # not here, for ever (DALI 2.4). What was there before is never collected in this process.
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:

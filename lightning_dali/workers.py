@@ -13,6 +13,7 @@ need, and shared memory should be used again instead of mapped anew for each bat
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import multiprocessing as mp
 import multiprocessing.connection
@@ -180,7 +181,8 @@ class WorkerPool:
             daemon=True,
         )
         try:
-            process.start()
+            with _no_garbage_collection():
+                process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             mine.close()
             raise TypeError(
@@ -368,6 +370,18 @@ class Stream:
         self._arrived.clear()
         self._order.clear()
         self._upcoming = None
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """So that a forked worker collects nothing before it has set its rank's garbage aside, see `worker.work`."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _preload(context: Any) -> None:

@@ -1,6 +1,7 @@
 """The worker pool: batches in order, deaths noticed, and nothing of one pass in the next."""
 
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -184,7 +185,9 @@ def test_a_killed_worker_is_named_at_once() -> None:
         victim = pool.pids[0]
         start = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        with pytest.raises(WorkerError, match=rf"pid {victim}\) died with signal SIGKILL.*memory.*dataset indices \[\d"):
+        with pytest.raises(
+            WorkerError, match=rf"pid {victim}\) died with signal SIGKILL.*memory.*dataset indices \[\d"
+        ):
             stream.next(stop=never, timeout=20)
         assert time.monotonic() - start < 2
         assert pool.broken
@@ -203,6 +206,27 @@ def test_a_death_is_noticed_although_a_grandchild_holds_the_socket() -> None:
         with pytest.raises(WorkerError, match=r"exit code 3 while fetching dataset indices \[0, 1"):
             pool.stream(tasks(4), ahead=2).next(stop=never, timeout=20)
         assert time.monotonic() - start < 3
+
+
+@pytest.mark.faults
+def test_a_forked_worker_leaves_its_ranks_garbage_alone() -> None:
+    """A DALI pipeline that a worker collects waits for threads that its process does not have."""
+
+    class Pipeline:
+        def __init__(self) -> None:
+            self.cycle, self.owner = self, os.getpid()
+
+        def __del__(self) -> None:
+            if os.getpid() != self.owner:
+                time.sleep(60)
+
+    def make(task: BatchTask) -> int:
+        return gc.collect()
+
+    Pipeline()
+    with pool_of(make, 1) as pool:
+        assert len(list(values(pool.stream(tasks(2), ahead=1)))) == 2
+    assert gc.isenabled()
 
 
 def test_waking_a_closed_pool_writes_to_nobody(tmp_path: Path) -> None:
@@ -249,7 +273,9 @@ def test_a_closed_pool_says_so() -> None:
 
 def test_what_cannot_be_sent_says_so() -> None:
     pool = WorkerPool(lambda task: task, 1, context="spawn")
-    with pytest.raises(TypeError, match=r"cannot be sent to a worker that is started with 'spawn'.*lambda.*'fork' or num_workers=0"):
+    with pytest.raises(
+        TypeError, match=r"cannot be sent to a worker that is started with 'spawn'.*lambda.*'fork' or num_workers=0"
+    ):
         pool.start()
     assert not pool.started
     pool.close()

@@ -21,6 +21,7 @@ from lightning_dali.failures import BadSample
 from lightning_dali.fetch import Fetcher, Modality
 from lightning_dali.graph.spec import Device
 from lightning_dali.loader import Loader
+from lightning_dali.memory import Growth, MemoryReport, measure
 from lightning_dali.sampling import BatchPlan, BatchTask, EvalPlan, Shard, TrainPlan, user_plan
 from lightning_dali.seeding import batch_seed, seeded
 
@@ -70,6 +71,7 @@ class BaseDataModule(Host):
         self._made_for: dict[str, Any] = {}
         self._resume: dict[str, Any] | None = None
         self._bad: list[BadSample] = []
+        self._growth = Growth()
 
     # -- Lightning's hooks
 
@@ -165,6 +167,14 @@ class BaseDataModule(Host):
     def explain(self, stage: str = "train") -> Explanation:
         """What runs where, what was materialised and why, sizes and memory in flight; print it. Starts no worker."""
         return explain(self.stage_loaders(stage)[0])
+
+    def memory_report(self) -> MemoryReport:
+        """Who holds memory on this rank now. Called once an epoch (`ThroughputMonitor` does) it warns of growth."""
+        slabs = sum(loader.slab_bytes for loaders in self._loaders.values() for loader in loaders)
+        rank = environment.shard_of(self._trainer_or_none).rank
+        report = measure(rank=rank, device_index=self._device().index, host_slabs=slabs)
+        self._growth.note(report)
+        return report
 
     def stage_loaders(self, stage: str = "train") -> list[Loader]:
         """The loaders of a stage: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``; made if they are not there.

@@ -1,11 +1,10 @@
 """Decode a clip's frames with PyAV, on one thread. Runs in the worker process."""
 
-import av
 import numpy as np
 import numpy.typing as npt
 
 from lightning_dali.media.video_index import VideoError, VideoIndex
-from lightning_dali.media.video_open import Source
+from lightning_dali.media.video_open import Source, new_packet
 from lightning_dali.media.video_packets import open_packets
 from lightning_dali.media.video_pictures import Pixels, RGBConverter, pictures
 from lightning_dali.media.video_plan import check_frames, needed, plan
@@ -42,7 +41,7 @@ def decode_frames(
             data = packets.read(segment)
             numbers = needed(index, segment, data, packets.length_bytes, set(slots))
             left = len(slots.keys() & set(numbers))
-            for number, frame in pictures(context, ((n, av.Packet(data[n - segment.first])) for n in numbers)):
+            for number, frame in pictures(context, ((n, new_packet(data[n - segment.first])) for n in numbers)):
                 if (frame.width, frame.height) != (index.width, index.height):
                     was = f"{index.width}x{index.height}"
                     raise VideoError(f"changes size on the way: {was}, then {frame.width}x{frame.height}")

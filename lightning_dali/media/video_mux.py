@@ -11,6 +11,7 @@ import av
 
 from lightning_dali.media.bitstream import has_parameters, nal_length_bytes, with_start_codes
 from lightning_dali.media.video_index import VideoError, VideoIndex
+from lightning_dali.media.video_open import new_packet
 
 _MP4_CODECS = {"h264", "hevc", "vvc", "av1", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg"}
 """What FFmpeg's MP4 muxer takes and decoders expect there."""
@@ -70,12 +71,12 @@ def write_file(template: Any, parcels: Iterable[Parcel], index: VideoIndex, *, u
         context.width, context.height, context.pix_fmt = index.width, index.height, index.pix_fmt
         step = max(1, round(_FRAME_SECONDS / tick))
         for parcel in parcels:
-            packet = av.Packet(parcel.data)
+            packet = new_packet(parcel.data)
             if bitstream_filter is not None:  # which writes start codes, so the muxer expects them everywhere
                 if has_parameters(parcel.data, length_bytes):
                     (packet,) = bitstream_filter.filter(packet)
                 else:
-                    packet = av.Packet(with_start_codes(parcel.data, length_bytes))
+                    packet = new_packet(with_start_codes(parcel.data, length_bytes))
             packet.pts, packet.dts, packet.duration = parcel.pts * step, parcel.dts * step, step
             packet.time_base = tick
             packet.is_keyframe, packet.stream = parcel.is_keyframe, stream

@@ -30,6 +30,8 @@ _NOT_VIDEOS = ("image2", "tty", "bin", "xbin", "adf", "idf")
 """Demuxers that make a video stream of a picture or of any text."""
 _PLAYLISTS = ("hls", "dash", "concat", "sdp", "imf")
 """Demuxers that go and open other files."""
+_MAGICS = (b"\x1aE\xdf\xa3", b"RIFF")
+"""How Matroska and AVI begin."""
 _MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
 
 
@@ -55,7 +57,10 @@ def open_video(source: Source, *, container: str | None = None) -> Iterator[tupl
         except (av.error.FFmpegError, ValueError) as error:
             raise VideoError(_why_not(file, error)) from error
         with opened:
-            yield opened, video_stream(opened)
+            stream = video_stream(opened)
+            if not quick and _is_encrypted(file):
+                raise VideoError(f"encrypted ({codec_name(stream)})")
+            yield opened, stream
 
 
 @contextmanager
@@ -72,6 +77,17 @@ def read_at(file: Any, position: int, size: int) -> bytes:
     return data
 
 
+def new_packet(data: bytes) -> Any:
+    """A packet with a copy of the data and zeros after it.
+
+    `av.Packet(data)` (PyAV 14 to 18) points at the bytes as they are, without the zeros that FFmpeg's decoders read on
+    into (AV_INPUT_BUFFER_PADDING_SIZE): half of all MPEG-4 clips came out with broken blocks.
+    """
+    packet = av.Packet(len(data))
+    packet.update(data)
+    return packet
+
+
 def source_bytes(source: Source) -> int:
     """The size of a source in bytes."""
     return len(source) if isinstance(source, bytes) else os.stat(source).st_size
@@ -81,7 +97,7 @@ def video_stream(container: Any) -> Any:
     """The video stream of an open container that a player would show.
 
     Raises:
-        VideoError: there is none, it is a still picture, no decoder is known, or it is encrypted.
+        VideoError: there is none, it is a still picture, or no decoder is known.
     """
     kind = container.format.name
     if kind in _NOT_VIDEOS or kind in _PLAYLISTS or kind.endswith("_pipe"):
@@ -94,8 +110,6 @@ def video_stream(container: Any) -> Any:
     stream = best if best in streams else streams[0]
     if stream.codec_context is None:
         raise VideoError("codec unknown to FFmpeg, or encrypted")
-    if stream.codec_context.codec_tag in ("encv", "drmi"):
-        raise VideoError(f"encrypted ({codec_name(stream)})")
     return stream
 
 
@@ -113,6 +127,21 @@ def _what_else(container: Any) -> str:
     return f"only {', '.join(sorted(kinds))}" if kinds else "no streams"
 
 
+def _is_encrypted(file: Any) -> bool:
+    """Whether an MP4 holds an encrypted video track (ISO/IEC 14496-12, 8.12): FFmpeg would decode it to noise."""
+    at, head = 0, read_at(file, 0, 16)
+    while len(head) == 16:
+        size, kind = int.from_bytes(head[:4], "big"), head[4:8]
+        size = int.from_bytes(head[8:16], "big") if size == 1 else size
+        if kind == b"moov":
+            return b"encv" in (header := read_at(file, at, size)) and b"sinf" in header
+        if size < 8 or (at == 0 and kind not in _MP4_BOXES):
+            return False
+        at += size
+        head = read_at(file, at, 16)
+    return False
+
+
 def _why_not(file: Any, error: Exception) -> str:
     file.seek(0)
     head = file.read(12)
@@ -120,4 +149,5 @@ def _why_not(file: Any, error: Exception) -> str:
         return "empty file"
     if head[4:8] in _MP4_BOXES:
         return "truncated: its index is missing (no moov box)"
-    return f"not a video: {getattr(error, 'strerror', None) or error}"
+    fault = getattr(error, "strerror", None) or error
+    return f"truncated: {fault}" if head.startswith(_MAGICS) else f"not a video: {fault}"

@@ -26,7 +26,7 @@ def _rotate_size(old: Size, kwargs: Kwargs) -> Size:
     if kwargs.pop("_pil", False):
         return pil_rotation(old, kwargs["angle"], kwargs.get("center"), True)[1]
     # torchvision sizes the canvas itself; a meta tensor asks it without touching pixels
-    out = F.rotate(torch.empty((1, *old), device="meta"), **kwargs)
+    out = F.rotate(torch.empty((1, *old), device="meta"), **{**kwargs, "fill": None})
     return int(out.shape[-2]), int(out.shape[-1])
 
 

@@ -65,7 +65,7 @@ def encoder_options(codec: str, gop: int, b_frames: int, open_gop: bool) -> dict
         return {"g": g, "keyint_min": g, "deadline": "realtime", "cpu-used": "8", "b": "400k", **lag}
     if codec == "av1":
         structure = "pred-struct=2:hierarchical-levels=2" if b_frames else "pred-struct=1"
-        return {"g": g, "preset": "10", "crf": "1", "svtav1-params": f"lp=1:scd=0:enable-tf=0:{structure}"}
+        return {"g": g, "preset": "6", "crf": "5", "svtav1-params": f"lp=1:scd=0:enable-tf=0:{structure}"}
     return {"g": g, "bf": bf, "b": "8M"} if codec != "mjpeg" else {}
 
 
