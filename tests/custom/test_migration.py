@@ -12,8 +12,8 @@ from lightning_dali.testing import make_images
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "migration"
 PORTS = {
-    "resnet50": ["--arch", "resnet18", "--batch-size", "4", "--crop", "32", "--epochs", "1", "--workers", "1"],
-    "autoaugment": ["--arch", "mobilenet_v3_small", "--batch-size", "4", "--crop", "32", "--epochs", "1", "--workers", "1"],
+    "resnet50": ["--arch", "shufflenet_v2_x0_5", "--batch-size", "4", "--crop", "32", "--epochs", "1", "--workers", "1"],
+    "autoaugment": ["--arch", "shufflenet_v2_x0_5", "--batch-size", "4", "--crop", "32", "--epochs", "1", "--workers", "1"],
     "lightning_loop": ["--batch-size", "4", "--epochs", "1"],
 }  # fmt: skip
 
@@ -27,7 +27,7 @@ def diff(name: str) -> list[str]:
 def test_the_port_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_images(tmp_path / "data", 9, format="jpeg", classes=3)
+    make_images(tmp_path / "data", 8, format="jpeg", classes=2)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path / "data"), *PORTS[name]])
     runpy.run_path(str(EXAMPLES / "after" / f"{name}.py"), run_name="__main__")
