@@ -164,8 +164,7 @@ def work(
     # not here, for ever (DALI 2.4). What was there before is never collected in this process.
     gc.freeze()
     gc.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _leave_signals_to_the_rank()
     for other in others:
         with contextlib.suppress(OSError):
             other.close()
@@ -181,6 +180,18 @@ def work(
             slabs.release(freed)
             _answer(socket, slabs, ticket, task, make)
     os._exit(0)  # no atexit of the user's libraries in a worker
+
+
+def _leave_signals_to_the_rank() -> None:
+    """Ctrl-C and a scheduler's signals reach every process of a job; the rank decides, and its end is the worker's.
+
+    A fork has the rank's handlers too: Lightning's would save a checkpoint in here and requeue the job once more.
+    """
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _answer(socket: Any, slabs: Slabs, ticket: int, task: Any, make: Callable[[Any], Any]) -> None:

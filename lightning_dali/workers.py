@@ -12,6 +12,7 @@ need, and shared memory should be used again instead of mapped anew for each bat
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import mmap
@@ -43,6 +44,7 @@ writes a task and the worker while it writes a batch, neither would ever read.""
 
 _rank_sockets: weakref.WeakSet[Any] = weakref.WeakSet()
 """The rank's ends, so that a forked worker closes those it inherited."""
+_live_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 class WorkerError(RuntimeError):
@@ -143,6 +145,7 @@ class WorkerPool:
         self._tickets = 0
         self._alarm = _Alarm()
         self._finalizer = weakref.finalize(self, _end, self._workers, self._alarm, os.getpid())
+        _live_pools.add(self)
 
     @property
     def started(self) -> bool:
@@ -416,3 +419,12 @@ def _end(workers: list[_Worker], alarm: _Alarm | None, owner: int) -> None:
     workers.clear()
     if alarm is not None:
         alarm.close()
+
+
+def close_all() -> None:
+    """Ends every pool. At exit before multiprocessing's own end, which waits for children after a SIGTERM they ignore."""
+    for pool in list(_live_pools):
+        pool.close()
+
+
+atexit.register(close_all)  # after multiprocessing's, which its import registered: the last one registered runs first

@@ -261,7 +261,7 @@ def test_case_10_the_last_batch(
             drop_last=drop_last,
             num_workers=workers,
             device="cpu",
-        )  # fmt: skip
+        )
     )
     loader = dm.train_dataloader()
     batches = [ids(batch) for batch in loader]
@@ -273,7 +273,7 @@ def test_case_10_the_last_batch(
 
 def test_case_10_an_empty_dataset_is_named_at_setup(tmp_path: Path) -> None:
     dm = module(tmp_path, 0)
-    with pytest.raises(ValueError, match=r"train dataset is empty.*Check"):
+    with pytest.raises(ValueError, match=r"(?s)train dataset is empty.*Check its root folder"):
         dm.setup("fit")
 
 

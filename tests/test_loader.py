@@ -15,6 +15,7 @@ Script = Callable[..., tuple[int, str, str]]
 
 SOAK = """
 import multiprocessing, os, random, sys, threading
+from multiprocessing import forkserver
 from pathlib import Path
 
 def flat():
@@ -50,6 +51,7 @@ def main():
     dm.close()
     assert flat()[:2] == (1, 0), flat()
     print("batches", batches)
+    forkserver._forkserver._stop()  # waits for it: with torch in it, its way out can take seconds on a busy machine
 
 if __name__ == "__main__":
     main()
@@ -73,6 +75,7 @@ def test_no_wrong_pair_and_no_hang_over_abandoned_passes(
 
 STARTS = """
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 def main():
@@ -88,6 +91,7 @@ def main():
             break
         each_once(all_ids(loader), 32)
         dm.close()
+    forkserver._forkserver._stop()
 
 if __name__ == "__main__":
     main()
