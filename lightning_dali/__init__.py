@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_imports.py kee
     from lightning_dali.failures import BadSample as BadSample
     from lightning_dali.failures import BadSampleError as BadSampleError
     from lightning_dali.manifests import SpeechManifest as SpeechManifest
+    from lightning_dali.monitor import ThroughputMonitor as ThroughputMonitor
     from lightning_dali.padded import Padded as Padded
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ _HOMES = {
     "ImageDataModule": "lightning_dali.datamodules",
     "BadSample": "lightning_dali.failures",
     "BadSampleError": "lightning_dali.failures",
+    "ThroughputMonitor": "lightning_dali.monitor",
     "Padded": "lightning_dali.padded",
     "SpeechDataModule": "lightning_dali.datamodules",
     "SpeechManifest": "lightning_dali.manifests",

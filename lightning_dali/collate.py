@@ -79,6 +79,8 @@ class _Collater:
 
     def _sequences(self, values: list[Any], path: tuple[Any, ...]) -> Any:
         first = values[0]
+        if path and all(isinstance(value, list) for value in values) and len({len(value) for value in values}) > 1:
+            return values  # annotations, whose number differs: one list a sample
         self._same(
             values,
             path,

@@ -283,8 +283,9 @@ class Fetcher:
             return True
         field_, first, _ = items[members[0]]
         other = items[members[odd]][1]
-        advice = getattr(items[members[0]][2], "SIZE_ADVICE", _SIZE_ADVICE)
-        if shapes[odd][1:] == shapes[0][1:]:
+        own = getattr(items[members[0]][2], "SIZE_ADVICE", None)
+        advice = own or _SIZE_ADVICE
+        if own is None and shapes[odd][1:] == shapes[0][1:]:
             advice = "Give all the same channels: convert('RGB') in the dataset, or v2.RGB() as the first transform."
         raise ValueError(
             f"field {field_!r} has different sizes in one batch: dataset index {first} gives {shapes[0]}, index {other} "

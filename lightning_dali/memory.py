@@ -17,9 +17,9 @@ _MB = 1e6
 EPOCHS = 5
 """So many reports in a row must rise before a warning: caches fill in the first epochs."""
 GROWTH = 0.05
-"""Share of the first of them that they must rise by together, and
-[`GROWTH_BYTES`][lightning_dali.memory.GROWTH_BYTES] at least."""
+"""What they must rise by together, as a share of the first."""
 GROWTH_BYTES = 64_000_000
+"""And in bytes."""
 
 
 @dataclass(frozen=True)

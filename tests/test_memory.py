@@ -52,7 +52,7 @@ def test_growth_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
         [GROWTH_BYTES] * 12,
         [n * 1000 for n in range(12)],  # too little
         [n % 4 * GROWTH_BYTES for n in range(12)],  # up and down
-        [n * GROWTH_BYTES for n in range(EPOCHS)] + [EPOCHS * GROWTH_BYTES] * 8,  # caches that fill, then stay
+        [n * GROWTH_BYTES for n in range(EPOCHS)] + [(EPOCHS - 1) * GROWTH_BYTES] * 8,  # caches that fill, then stay
     ],
 )
 def test_no_growth_no_word(values: list[int]) -> None:

@@ -51,6 +51,8 @@ def open_video(source: Source, *, container: str | None = None) -> Iterator[tupl
     name = container.split(",")[0] if quick and container else None
     options = _SEALED | (_QUICK if quick else {})
     with open_file(source) as file:  # also where PyAV opens by name: its errors are not the usual ones
+        encrypted = not quick and _is_encrypted(file)
+        file.seek(0)
         name_or_file = file if isinstance(source, bytes) else f"file:{os.path.abspath(source)}"
         try:
             opened = av.open(name_or_file, format=name, options=options, **_LENIENT)
@@ -58,7 +60,7 @@ def open_video(source: Source, *, container: str | None = None) -> Iterator[tupl
             raise VideoError(_why_not(file, error)) from error
         with opened:
             stream = video_stream(opened)
-            if not quick and _is_encrypted(file):
+            if encrypted:
                 raise VideoError(f"encrypted ({codec_name(stream)})")
             yield opened, stream
 

@@ -225,7 +225,7 @@ def _payload(source: ImageSource, *, encoded: bool) -> np.ndarray:
     pixels = source.pixels()
     if encoded:
         return np.frombuffer(encode_pnm(pixels), np.uint8)
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+    return np.ascontiguousarray(pixels if pixels.ndim == 3 else pixels[:, :, None])
 
 
 def _pixel_lane(items: Sequence[tuple[str, int, Any]], positions: list[int]) -> tuple[Lane, list[int]]:

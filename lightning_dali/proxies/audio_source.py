@@ -24,6 +24,7 @@ from lightning_dali.media import (
     encode_wav,
     read_audio_header,
 )
+from lightning_dali.proxies.notes import note
 
 Span = Callable[[int], tuple[int, int]]
 """From a sample rate to a half-open range of samples; its end may lie beyond the file's, and -1 is the file's end."""
@@ -182,6 +183,7 @@ class AudioSource:
 
     def note_materialised(self, reason: str) -> None:
         """Remembers why samples were needed."""
+        note(reason)
         if reason not in self.materialised:
             self.materialised.append(reason)
 

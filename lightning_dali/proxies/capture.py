@@ -27,9 +27,9 @@ from torchvision.transforms.v2 import functional as F2
 
 from lightning_dali.media import ImageError
 from lightning_dali.proxies.image import ProxyImage
+from lightning_dali.proxies.scope import captured_kind, capturing
 from lightning_dali.proxies.source import ImageSource
 
-_active = threading.local()
 _Patch = tuple[Any, str, Any]
 
 
@@ -67,6 +67,24 @@ def _fromarray(original: Callable[..., Any], obj: Any, mode: str | None = None) 
     return ProxyImage.make(ImageSource.from_pixels(obj, mode=mode))
 
 
+def _frombuffer(
+    original: Callable[..., Any], mode: str, size: tuple[int, int], data: Any, decoder: str = "raw", *args: Any
+) -> Any:
+    """`PIL.Image.frombuffer`, by which torchvision makes images of the arrays of its datasets in memory."""
+    if mode not in _RAW_MODES or decoder != "raw" or args not in ((), (mode, 0, 1)):
+        return original(mode, size, data, decoder, *args)
+    width, height = size
+    try:
+        pixels = np.frombuffer(data, np.uint8)
+        array = pixels[: width * height * _RAW_MODES[mode]].reshape((height, width, -1) if mode == "RGB" else (height, width))
+    except (TypeError, ValueError, BufferError):
+        return original(mode, size, data, decoder, *args)
+    return ProxyImage.make(ImageSource.from_pixels(array, mode=mode))
+
+
+_RAW_MODES = {"L": 1, "RGB": 3}
+
+
 def _decode_image(original: Callable[..., Any], input: Any, mode: Any = "UNCHANGED", *args: Any, **kwargs: Any) -> Any:
     name = getattr(mode, "name", str(mode)).upper()
     encoded = isinstance(input, (str, os.PathLike, torch.Tensor))
@@ -80,7 +98,7 @@ def _decode_image(original: Callable[..., Any], input: Any, mode: Any = "UNCHANG
         raise
     wanted = {"RGB": "RGB", "GRAY": "L", "UNCHANGED": source.mode}[name]
     # torchvision's decoders and PIL agree on these; they differ on palettes, 16 bits, CMYK and gray of colour
-    if (source.mode, wanted) not in (("RGB", "RGB"), ("L", "L"), ("L", "RGB")):
+    if not source.encoded or (source.mode, wanted) not in (("RGB", "RGB"), ("L", "L"), ("L", "RGB")):
         return original(input, mode, *args, **kwargs)
     return ProxyImage.make(source if wanted == source.mode else source.convert(wanted)).record("to_image", {})
 
@@ -148,7 +166,7 @@ def _only_while_capturing(
 
     @functools.wraps(original)
     def captured(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_active, "on", "") == kind:
+        if captured_kind() == kind:
             return replacement(original, *args, **kwargs)
         return original(*args, **kwargs)
 
@@ -186,6 +204,7 @@ def _patches() -> tuple[_Patch, ...]:
     wanted: list[tuple[Any, str, Callable[..., Any]]] = [
         (PIL.Image, "open", _open),
         (PIL.Image, "fromarray", _fromarray),
+        (PIL.Image, "frombuffer", _frombuffer),
         (torchvision.io, "decode_image", _decode_image),
         (torchvision.io, "read_image", _decode_image),
         *((torch.ops.image, name, _decode_op) for name in _DECODERS if hasattr(torch.ops.image, name)),
@@ -252,12 +271,11 @@ _V1_TWINS = frozenset(
 @contextmanager
 def capture(kind: str = "image") -> Iterator[None]:
     """While it is open, what this thread decodes of that kind of media comes as proxies."""
-    _active.on = kind
     _install(+1)
     try:
-        yield
+        with capturing(kind):
+            yield
     finally:
-        _active.on = ""
         _install(-1)
 
 
@@ -283,14 +301,3 @@ def _install(change: int) -> None:
         if _open_scopes == 0:
             while _replaced:
                 setattr(*_replaced.pop())
-
-
-@contextmanager
-def no_capture() -> Iterator[None]:
-    """Suspends the capture in this thread: what is decoded inside comes as pixels."""
-    was = getattr(_active, "on", "")
-    _active.on = ""
-    try:
-        yield
-    finally:
-        _active.on = was

@@ -20,6 +20,7 @@ from torchvision.transforms.v2 import functional as F
 
 from lightning_dali.proxies.calls import Call, meets_pil
 from lightning_dali.proxies.pil_face import PILFace
+from lightning_dali.proxies.scope import no_capture
 from lightning_dali.proxies.source import ImageSource, channels_of_mode
 
 # What may be asked of a stand-in without touching a pixel.
@@ -142,17 +143,20 @@ class ProxyImage(PILFace, tv_tensors.Image):
     def materialise(self, reason: str | None = None) -> Any:
         """Decodes and replays the recorded calls with torchvision: a PIL image or a `tv_tensors.Image`."""
         self.source.note_materialised(reason or _who_needs_pixels())
-        return replay(self.source.decode(), self.calls)
+        with no_capture():
+            return replay(self.source.decode(), self.calls)
 
     def materialise_tensor(self, reason: str | None = None) -> torch.Tensor:
         """Like `materialise`, and always a tensor `(C, H, W)`."""
         pixels = self.materialise(reason)
-        return pixels if isinstance(pixels, torch.Tensor) else F.pil_to_tensor(pixels)
+        with no_capture():
+            return pixels if isinstance(pixels, torch.Tensor) else F.pil_to_tensor(pixels)
 
     def materialise_pil(self, reason: str | None = None) -> PIL.Image.Image:
         """Like `materialise`, and always a PIL image."""
         pixels = self.materialise(reason)
-        image: PIL.Image.Image = F.to_pil_image(pixels) if isinstance(pixels, torch.Tensor) else pixels
+        with no_capture():
+            image: PIL.Image.Image = F.to_pil_image(pixels) if isinstance(pixels, torch.Tensor) else pixels
         return image
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

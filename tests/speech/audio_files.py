@@ -78,7 +78,9 @@ def torchaudio_datasets(root: Path) -> dict[str, tuple[Any, list[Path]]]:
     paths = [write(base / f"wav/arctic_a000{n}.wav", n) for n in range(2)]
     text(base / "etc/txt.done.data", "".join(f'( arctic_a000{n} "Word {n}." )\n' for n in range(2)))
     made["CMUARCTIC"] = D.CMUARCTIC(root, url="aew"), paths
-    paths = [write(root / f"genres/{kind}/{kind}.00000.wav", n, rate=22_050) for n, kind in enumerate(["blues", "rock"])]
+    paths = [
+        write(root / f"genres/{kind}/{kind}.00000.wav", n, rate=22_050) for n, kind in enumerate(["blues", "rock"])
+    ]
     made["GTZAN"] = D.GTZAN(root), paths
     base = root / "VCTK-Corpus-0.92"
     paths = [write(base / f"wav48_silence_trimmed/p225/p225_00{n}_mic2.flac", n, rate=48_000) for n in range(2)]

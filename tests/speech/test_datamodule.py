@@ -39,7 +39,9 @@ def rows(batched: list[Any], field: Any = 0) -> list[torch.Tensor]:
     for batch in batched:
         padded = batch if field is None else batch[field]
         assert isinstance(padded, Padded)
-        assert not padded.data.masked_fill(padded.mask().view(len(padded.lengths), *(1,) * (padded.data.dim() - 2), -1), 0).any()
+        assert not padded.data.masked_fill(
+            padded.mask().view(len(padded.lengths), *(1,) * (padded.data.dim() - 2), -1), 0
+        ).any()
         found += padded.unpad()
     return found
 
@@ -179,7 +181,9 @@ IDIOMS = {
     "in place": lambda wave: wave.clone().mul_(0.5).add_(1),
     "resample": lambda wave: F.resample(wave, 16_000, 12_000),
     "wrapped": Wrapped(),
-    "a stack of modules": nn.Sequential(Downmix(), T.Preemphasis(), T.MelSpectrogram(16_000, n_mels=20, n_fft=256), Log(), CMVN()),
+    "a stack of modules": nn.Sequential(
+        Downmix(), T.Preemphasis(), T.MelSpectrogram(16_000, n_mels=20, n_fft=256), Log(), CMVN()
+    ),
 }
 NEED_SAMPLES = {
     "normalised": normalised,
@@ -206,7 +210,12 @@ def test_idioms_give_what_torch_gives(tmp_path, name):
 
 
 def test_draws_are_those_of_the_samples_seed_whatever_the_workers(tones):
-    augment = nn.Sequential(T.SpeedPerturbation(16_000, [0.9, 1.1]), RandomNoise((5, 20)), T.MelSpectrogram(16_000, n_mels=20, n_fft=256), T.TimeMasking(10))
+    augment = nn.Sequential(
+        T.SpeedPerturbation(16_000, [0.9, 1.1]),
+        RandomNoise((5, 20)),
+        T.MelSpectrogram(16_000, n_mels=20, n_fft=256),
+        T.TimeMasking(10),
+    )
     dataset = Files(tones, torchaudio.load, augment)
     here, there = (rows(batches(dataset, num_workers=workers, batch_size=size)) for workers, size in ((0, 4), (2, 3)))
     for index, (a, b) in enumerate(zip(here, there, strict=True)):
