@@ -157,7 +157,7 @@ def _cut_buckets(lengths: Sequence[float], batch_size: int, max_seconds: float |
         longest = lengths[start]
         size = batch_size
         if max_seconds is not None and longest > 0:
-            size = max(1, min(batch_size, int(max_seconds / longest)))
+            size = max(1, int(min(batch_size, max_seconds / longest)))
         similar = bisect_right(negative, -longest * (1 - _WIDTH), start) - start
         batches = max(-(-similar // size), _LEAST_BATCHES if size > 1 else 1)
         if 0 < len(lengths) - start - batches * size < size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -268,7 +269,7 @@ def test_segments_of_every_format(tmp_path):
         path = write(tmp_path / f"a{suffix}", 3, seconds=1.0, **options)
         whole, _ = samples(path)
         for start, count in ((2000, 4000), (1000, 14_000), (15_000, 9999), (0, 16_000)):
-            dataset = Files([path], lambda file: torchaudio.load(file, frame_offset=start, num_frames=count))
+            dataset = Files([path], partial(torchaudio.load, frame_offset=start, num_frames=count))
             (got,) = rows(batches(dataset))
             torch.testing.assert_close(got, whole[:, start : start + count], atol=1e-4, rtol=0)
 
