@@ -123,8 +123,9 @@ class Loader:
 
     def begin(self, one: LoaderPass) -> Position:
         """Gives a pass that starts now its epoch and the global sample to start at."""
-        if self.at.begun:
-            self.at = Position(self.at.epoch if self._told else self.at.epoch + 1)
+        at = self.at
+        if at.begun or (at.start and not self._told and self.plan.num_steps(start=at.start) == 0):
+            self.at = Position(at.epoch if self._told else at.epoch + 1)
         self.at.begun = True
         self._passes.add(one)
         return self.at

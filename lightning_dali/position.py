@@ -10,6 +10,20 @@ from lightning_dali.sampling import BatchPlan
 __all__ = ["Position", "load_position", "save_position"]
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What a loaded position knows of the run it is from."""
+
+    world_size: int
+    """Its number of ranks."""
+    batch_size: int
+    """Its samples of a rank in a step."""
+    done: int
+    """How many of its batches an epoch had behind it there."""
+    before: int
+    """Where the last of them began: a checkpoint written in the middle of a step has it to do again."""
+
+
 @dataclass
 class Position:
     """Of one pass, made before it begins; it outlives the pass."""
@@ -24,8 +38,8 @@ class Position:
     """Whether a pass took it."""
     indices: tuple[int, ...] = ()
     """Dataset indices of the batch delivered last."""
-    saved_with: tuple[int, int] | None = None
-    """World size and batch size of the run that saved it; None: it was not loaded."""
+    saved: Saved | None = None
+    """About the run that saved it; None: it was not loaded."""
 
 
 def save_position(at: Position, plan: BatchPlan, *, seed: int) -> dict[str, Any]:
@@ -34,6 +48,8 @@ def save_position(at: Position, plan: BatchPlan, *, seed: int) -> dict[str, Any]
     return {
         "epoch": at.epoch,
         "samples": samples,
+        "before": plan.position(max(0, at.steps - 1), start=at.start),
+        "done": len(plan) - plan.num_steps(start=samples),
         "finished": plan.num_steps(start=samples) == 0,
         "world_size": plan.shard.world_size,
         "batch_size": plan.batch_size,
@@ -54,14 +70,23 @@ def load_position(state: dict[str, Any], plan: BatchPlan, *, seed: int, name: st
         ValueError: The state was taken inside an epoch whose order this plan does not have.
     """
     epoch, start = int(state["epoch"]), int(state["samples"])
-    finished = start == 0 or bool(state.get("finished"))
-    if not finished:
-        _check(state, _identity(plan, seed), name)
-        finished = plan.num_steps(start=start) == 0
-    if finished:
-        return Position(epoch + (start > 0))
-    saved_with = (int(state.get("world_size", plan.shard.world_size)), int(state.get("batch_size", plan.batch_size)))
-    return Position(epoch, start, saved_with=saved_with)
+    now = _identity(plan, seed)
+    if start == 0:
+        return Position(epoch)
+    if state.get("finished") and any(state.get(key, value) != value for key, value in now.items()):
+        return Position(epoch + 1)  # between epochs everything may change
+    _check(state, now, name)
+    done = len(plan) - plan.num_steps(start=start)
+    return Position(
+        epoch,
+        start,
+        saved=Saved(
+            world_size=int(state.get("world_size", plan.shard.world_size)),
+            batch_size=int(state.get("batch_size", plan.batch_size)),
+            done=int(state.get("done", done)),
+            before=int(state.get("before", start)),
+        ),
+    )
 
 
 def _identity(plan: BatchPlan, seed: int) -> dict[str, Any]:

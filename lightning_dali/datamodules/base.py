@@ -190,7 +190,9 @@ class BaseDataModule(Host):
 
     def __str__(self) -> str:
         """The datasets. Lightning's own would make and iterate every loader that is not torch's."""
-        return "\n".join([type(self).__name__, *(f"  {name}: {describe(given)}" for name, given in self._given.items())])
+        return "\n".join(
+            [type(self).__name__, *(f"  {name}: {describe(given)}" for name, given in self._given.items())]
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what lives: a copy, or a rank started by `ddp_spawn`, makes its own loaders."""

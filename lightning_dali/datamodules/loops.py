@@ -16,25 +16,31 @@ logger = logging.getLogger(__name__)
 
 
 def align_progress(trainer: Any, loader: Loader) -> None:
-    """Counts the batches of a resumed epoch in this run's batches.
+    """Makes a resumed epoch's two counts agree: the loader's, of what it delivered, and Lightning's, of what it trained on.
 
-    Lightning remembers how many *steps* of the epoch are done, and ends it after `len(loader)`. With another world size
-    or batch size a step is another share of the epoch: 4 of 8 steps on two ranks are 8 of 16 on one.
+    - A checkpoint that a signal's handler writes in the middle of a step has a batch that was delivered and not trained
+      on. It comes again.
+    - Lightning remembers how many *steps* of the epoch are done, and ends it after `len(loader)`. With another world size
+      or batch size a step is another share of the epoch: 4 of 8 steps on two ranks are 8 of 16 on one.
     """
     at, plan = loader.at, loader.plan
-    if at.begun or at.saved_with in (None, (plan.shard.world_size, plan.batch_size)):
+    if at.begun or at.saved is None:
         return
+    saved, at.saved = at.saved, None
     progress = trainer.fit_loop.epoch_loop.batch_progress.current
+    if saved.done == progress.processed + 1:
+        at.start = saved.before
+    before, now = (saved.world_size, saved.batch_size), (plan.shard.world_size, plan.batch_size)
+    if before == now:
+        return
     done = len(plan) - plan.num_steps(start=at.start)
     logger.info(
         "resumed in epoch %d after %d %s: saved with (world_size, batch_size) = %s, now %s; %d of %d step(s) count as done.",
-        *(at.epoch, at.start, plan.position_unit, at.saved_with),
-        *((plan.shard.world_size, plan.batch_size), done, len(plan)),
+        *(at.epoch, at.start, plan.position_unit, before, now, done, len(plan)),
     )
-    difference = done - progress.ready
+    difference = done - progress.processed
     for name in ("ready", "started", "processed", "completed"):
         setattr(progress, name, getattr(progress, name) + difference)
-    at.saved_with = None
 
 
 def restart_evaluation(trainer: Any) -> None:

@@ -232,5 +232,3 @@ def test_exception_on_one_rank_ends_both(root: Path, alone: Spy, run_script: Cal
     run = run_script(RUN.read_text(), 360, args=[str(root), "crash"], env=environment())
     assert run.rc != 0
     assert "rank 1 has had enough" in run.stderr
-
-
