@@ -42,7 +42,11 @@ def row(entry: Entry, paths: list[Path], device: int | None) -> str:
     found = {sample: measure(entry.make, paths, sample, device=device) for sample in SAMPLES}
     taken: list[Measured] = [one for one in found.values() if one is not None]
     where = max((one.where for one in taken), key=["DALI", "device", "worker"].index)
-    numbers = ["drawn"] * 3 if entry.random else [f"{max(getattr(one, name) for one in taken):.3g}" for name in ("mean", "p99", "max")]
+    numbers = (
+        ["drawn"] * 3
+        if entry.random
+        else [f"{max(getattr(one, name) for one in taken):.3g}" for name in ("mean", "p99", "max")]
+    )
     targets = ", ".join(sample for sample in SAMPLES[1:] if found[sample] is not None) or "none"
     return f"| {entry.name} | {where} | {' | '.join(numbers)} | {targets} |"
 

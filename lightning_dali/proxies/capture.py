@@ -76,7 +76,9 @@ def _frombuffer(
     width, height = size
     try:
         pixels = np.frombuffer(data, np.uint8)
-        array = pixels[: width * height * _RAW_MODES[mode]].reshape((height, width, -1) if mode == "RGB" else (height, width))
+        array = pixels[: width * height * _RAW_MODES[mode]].reshape(
+            (height, width, -1) if mode == "RGB" else (height, width)
+        )
     except (TypeError, ValueError, BufferError):
         return original(mode, size, data, decoder, *args)
     return ProxyImage.make(ImageSource.from_pixels(array, mode=mode))

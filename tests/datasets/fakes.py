@@ -73,7 +73,9 @@ def floats(path: Path, *, channels: int = 1, size: tuple[int, int] = (37, 49)) -
 def flow(path: Path, size: tuple[int, int] = (37, 49)) -> Path:
     """A Middlebury .flo file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"PIEH" + struct.pack("<ii", size[1], size[0]) + _random.random((*size, 2), dtype=np.float32).tobytes())
+    path.write_bytes(
+        b"PIEH" + struct.pack("<ii", size[1], size[0]) + _random.random((*size, 2), dtype=np.float32).tobytes()
+    )
     return path
 
 
@@ -95,7 +97,9 @@ def deep_colour(path: Path, size: tuple[int, int] = (37, 49)) -> Path:
     raw = b"".join(b"\0" + row.tobytes() for row in rows)
     header = struct.pack(">IIBBBBB", size[1], size[0], 16, 2, 0, 0, 0)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
+    )
     return path
 
 
@@ -164,7 +168,10 @@ def Caltech101(root: Path, transform: Transform) -> Any:
     (photos / "BACKGROUND_Google").mkdir(parents=True)
     photo(photos / "ant" / "image_0001.jpg")
     photo(photos / "ant" / "image_0002.jpg", mode="L")  # some of the real ones are gray
-    rgb = lambda image: transform(image.convert("RGB"))
+
+    def rgb(image):
+        return transform(image.convert("RGB"))
+
     return datasets.Caltech101(root, transform=rgb)
 
 
@@ -373,7 +380,9 @@ def CIFAR100(root: Path, transform: Transform) -> Any:
 def _idx(path: Path, values: np.ndarray[Any, Any], kind: int = 8) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     big = values.astype(">i4" if kind == 12 else np.uint8)
-    path.write_bytes(struct.pack(">BBBB", 0, 0, kind, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape) + big.tobytes())
+    path.write_bytes(
+        struct.pack(">BBBB", 0, 0, kind, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape) + big.tobytes()
+    )
 
 
 def _mnist(folder: Path, images: str, labels: str) -> None:
@@ -424,14 +433,19 @@ def SVHN(root: Path, transform: Transform) -> Any:
     from scipy.io import savemat
 
     root.mkdir(parents=True, exist_ok=True)
-    savemat(root / "train_32x32.mat", {"X": _random.integers(0, 256, (32, 32, 3, 3), dtype=np.uint8), "y": [[1], [10], [3]]})
+    savemat(
+        root / "train_32x32.mat", {"X": _random.integers(0, 256, (32, 32, 3, 3), dtype=np.uint8), "y": [[1], [10], [3]]}
+    )
     return datasets.SVHN(root, transform=transform)
 
 
 @fake
 def USPS(root: Path, transform: Transform) -> Any:
     root.mkdir(parents=True, exist_ok=True)
-    rows = [f"{n + 1} " + " ".join(f"{k + 1}:{value:.3f}" for k, value in enumerate(_random.uniform(-1, 1, 256))) for n in range(2)]
+    rows = [
+        f"{n + 1} " + " ".join(f"{k + 1}:{value:.3f}" for k, value in enumerate(_random.uniform(-1, 1, 256)))
+        for n in range(2)
+    ]
     with bz2.open(root / "usps.bz2", "wt") as file:
         file.write("\n".join(rows) + "\n")
     return datasets.USPS(root, transform=transform)
@@ -600,7 +614,10 @@ def SBDataset(root: Path, transform: Transform) -> Any:
         classes = np.empty((1, 1), dtype=[("Segmentation", "O")])
         classes[0, 0]["Segmentation"] = _random.integers(0, 20, (37, 49), dtype=np.uint8)
         savemat(root / "cls" / f"{n}.mat", {"GTcls": classes})
-    both = lambda image, target: (transform(image), transform(target))
+
+    def both(image, target):
+        return (transform(image), transform(target))
+
     return datasets.SBDataset(root, mode="segmentation", transforms=both)
 
 
@@ -610,7 +627,10 @@ def PhotoTour(root: Path, transform: Transform) -> Any:
     photo(base / "patches0000.bmp", (128, 128), "L")
     text(base / "info.txt", "0 0\n1 0\n2 0\n3 0\n")
     text(base / "m50_100000_100000_0.txt", "0 0 0 1 0 0 0\n2 0 0 3 1 0 0\n")
-    picture = lambda patch: transform(Image.fromarray(patch.numpy()))  # as torchvision's own docs: it gives tensors
+
+    def picture(patch):
+        return transform(Image.fromarray(patch.numpy()))  # as torchvision's own docs: it gives tensors
+
     return datasets.PhotoTour(root, "liberty", transform=picture)
 
 

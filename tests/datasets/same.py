@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
-from PIL import Image
 
 from lightning_dali.structure import leaves
 from tests.graph.vocabulary import compare, delivered, expected
