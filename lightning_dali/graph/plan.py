@@ -8,6 +8,7 @@ and centre crop are all windows. Flips commute with windows (mirrored) and with 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ Window = tuple[int, int, int, int]
 
 HEAD_INTERPOLATIONS = ("bilinear", "bicubic")
 """Where DALI's resize gives torchvision's result within one level (docs/decisions)."""
-_IDENTITY_CALLS = ("to_image", "to_pil_image", "pil_to_tensor")
+IDENTITY_CALLS = ("to_image", "to_pil_image", "pil_to_tensor")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def plan_item(
     if pil:
         calls = [_met_pil(call) if meets_pil(calls[:n]) else call for n, call in enumerate(calls)]
     for position, call in enumerate(calls):
-        if call.name not in _IDENTITY_CALLS and not _absorb(head, call):
+        if call.name not in IDENTITY_CALLS and not _absorb(head, call):
             return _absorb_finish(head, list(calls[position:]), channels)
     return _absorb_finish(head, [], channels)
 
@@ -252,8 +253,9 @@ class TailStep:
 def plan_tail(tails: Sequence[Sequence[Call]], key: Any) -> list[TailStep]:
     """Aligns the rows' tails into few steps that each run on many rows.
 
-    Every row's calls keep their order. Greedy: the next step is the call that most rows have next, preferring one that
-    no other row still has further back, so that a `normalize` waits for the rows that were augmented before it.
+    Every row's calls keep their order. Greedy: first come calls that no row has further back; where every candidate is
+    still to come in some row, the one whose rows have most left to do. So a `normalize` waits for the rows that are
+    still being augmented, and runs once.
 
     Args:
         tails: The calls of each row.
@@ -261,24 +263,32 @@ def plan_tail(tails: Sequence[Sequence[Call]], key: Any) -> list[TailStep]:
     """
     keyed = [[(key(*call), call) for call in calls] for calls in tails]
     at = [0] * len(keyed)
+    ahead: dict[Any, list[int]] = {}
+    behind: Counter[Any] = Counter()
+    for row, calls in enumerate(keyed):
+        if calls:
+            ahead.setdefault(calls[0][0], []).append(row)
+        behind.update(k for k, _ in calls[1:])
     steps: list[TailStep] = []
-    while True:
-        ahead: dict[Any, list[int]] = {}
-        for row, calls in enumerate(keyed):
-            if at[row] < len(calls):
-                ahead.setdefault(calls[at[row]][0], []).append(row)
-        if not ahead:
-            return steps
-        waiting = {k for row, calls in enumerate(keyed) for k, _ in calls[at[row] + 1 :]}
-        chosen = max(ahead, key=lambda k: (k not in waiting, len(ahead[k])))
-        rows = ahead[chosen]
-        kwargs = tuple(keyed[row][at[row]][1].kwargs for row in rows)
-        if all(map(_comparable, kwargs)) and all(one == kwargs[0] for one in kwargs[1:]):
-            kwargs = kwargs[:1]
-        name = keyed[rows[0]][at[rows[0]]][1].name
-        steps.append(TailStep(name, None if len(rows) == len(keyed) else tuple(rows), kwargs))
+    while ahead:
+        chosen = max(ahead, key=lambda k: (not behind[k], max(len(keyed[r]) - at[r] for r in ahead[k]), len(ahead[k])))
+        rows = sorted(ahead.pop(chosen))
+        calls = [keyed[row][at[row]][1] for row in rows]
+        steps.append(_tail_step(calls, rows, len(keyed)))
         for row in rows:
             at[row] += 1
+            if at[row] < len(keyed[row]):
+                following = keyed[row][at[row]][0]
+                behind[following] -= 1
+                ahead.setdefault(following, []).append(row)
+    return steps
+
+
+def _tail_step(calls: list[Call], rows: list[int], num_rows: int) -> TailStep:
+    kwargs = tuple(call.kwargs for call in calls)
+    if all(map(_comparable, kwargs)) and all(one == kwargs[0] for one in kwargs[1:]):
+        kwargs = kwargs[:1]
+    return TailStep(calls[0].name, None if len(rows) == num_rows else tuple(rows), kwargs)
 
 
 def _comparable(kwargs: Any) -> bool:

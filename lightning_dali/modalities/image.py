@@ -17,7 +17,7 @@ import torch
 
 from lightning_dali.graph.image import ImageSpec, head_inputs
 from lightning_dali.graph.pixels import PixelSpec
-from lightning_dali.graph.plan import Head, plan_item, plan_tail, unfinish
+from lightning_dali.graph.plan import IDENTITY_CALLS, Head, plan_item, plan_tail, unfinish
 from lightning_dali.graph.tail import group_key, merge_family
 from lightning_dali.media import ImageError, encode_pnm
 from lightning_dali.proxies import Call, ImageSource, ProxyImage, ProxyStack
@@ -210,9 +210,11 @@ def _image_lane(items: Sequence[tuple[str, int, Any]], spec: ImageSpec, members:
 
 
 def _families(tail: tuple[Call, ...]) -> list[Call]:
-    """Calls that may share a kernel get its name: affine and rotate are both warps."""
+    """Calls that may share a kernel get its name (affine and rotate are both warps); those that do nothing are left out."""
     calls = []
     for name, kwargs in tail:
+        if name in IDENTITY_CALLS:
+            continue
         family = merge_family(name)
         calls.append(Call(name, kwargs) if family == name else Call(family, {**kwargs, "_call": name}))
     return calls
