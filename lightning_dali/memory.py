@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections import deque
@@ -104,7 +105,7 @@ class Growth:
             seen.append(getattr(report, kind))
             values = list(seen)
             rose = values[-1] - values[0]
-            rises = all(late > early for early, late in zip(values, values[1:], strict=False))
+            rises = all(late > early for early, late in itertools.pairwise(values))
             enough = rose > max(GROWTH * values[0], GROWTH_BYTES)
             if len(values) <= EPOCHS or not rises or not enough or kind in self._warned:
                 continue

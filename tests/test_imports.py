@@ -69,7 +69,7 @@ RULES = [
         r"lightning_dali\.(graph|server|passes|loader|datamodules)(\..*)?",
         "imports point one way",
     ),
-    Rule(r"(?!cli$|testing).*", r"lightning_dali\.testing(\..*)?", "the package does not lean on its test helpers"),
+    Rule(r"(?!cli(\..*)?$|testing).*", r"lightning_dali\.testing(\..*)?", "the package does not lean on its test helpers"),
 ]
 
 
