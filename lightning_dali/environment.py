@@ -5,6 +5,7 @@ Runs in the rank. Everything else takes these as arguments.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Mapping
@@ -38,12 +39,17 @@ def shard_of(trainer: Any) -> Shard:
             f"the trainer has global_rank={rank} and world_size={world_size}, torch.distributed {group}"
         )
     if world_size == 1 and group is None and launched is not None and launched.world_size > 1:
-        logger.warning(
-            "the launcher started %d processes, but the trainer has world_size=1: each process trains on every sample. "
-            "If that is not intended, set Trainer(devices=..., num_nodes=...) to what was launched.",
-            launched.world_size,
-        )
+        _warn_of_lone_ranks(launched.world_size)
     return Shard(rank, world_size)
+
+
+@functools.cache  # once: it is asked for at every stage
+def _warn_of_lone_ranks(launched: int) -> None:
+    logger.warning(
+        "the launcher started %d processes, but the trainer has world_size=1: each process trains on every sample. "
+        "If that is not intended, set Trainer(devices=..., num_nodes=...) to what was launched.",
+        launched,
+    )
 
 
 def _group() -> Shard | None:

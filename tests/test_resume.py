@@ -149,7 +149,7 @@ def test_loader_state_without_lightning(dataset: IndexedImages, whole: Spy) -> N
 SIGTERM = """
 import os, signal, sys
 from pathlib import Path
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning_dali.testing import IndexedImages
 from tests.ddp.spy import TRANSFORM, Spy, datamodule, trainer
 
@@ -157,14 +157,15 @@ root, how = Path(sys.argv[1]), sys.argv[2]
 dataset = IndexedImages(sorted(Path(sys.argv[3]).iterdir()), TRANSFORM)
 
 def on_step(spy):
-    if len(spy.seen) == 11 and how != "rest":
+    if len(spy.seen) == 11 and how in ("requeue", "term"):
         os.killpg(0, signal.SIGUSR1 if how == "requeue" else signal.SIGTERM)  # as a scheduler does: workers get it too
 
 spy = Spy(on_step=on_step, dump_to=root / how)
-callbacks = [] if how != "term" else [ModelCheckpoint(root, save_last=True, save_on_exception=True)]
+callbacks = [] if how != "term" else [OnExceptionCheckpoint(root)]
 dm = datamodule(dataset, num_workers=2)
 try:
-    trainer(root, *callbacks, max_epochs=3).fit(spy, datamodule=dm, ckpt_path="last" if how == "again" else None)
+    path = next(iter(root.glob("*.ckpt"))) if how == "again" else None
+    trainer(root, *callbacks, max_epochs=3).fit(spy, datamodule=dm, ckpt_path=path)
 finally:
     print("seen", len(spy.seen), flush=True)
 """
@@ -198,6 +199,19 @@ def test_slurm_requeue(whole: Spy, dataset: IndexedImages, tmp_path: Path, run_s
     assert second.rc == 0, second.stderr[-4000:]
     rest = load(tmp_path / "rest.0.json")
     assert rest == whole.seen[10:]  # saved in the middle of the eleventh step: that comes again
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+def test_sigterm(whole: Spy, dataset: IndexedImages, tmp_path: Path, run_script: Callable[..., Any]) -> None:
+    """SIGTERM to the whole process group: Lightning ends after the step and saves; the next run goes on from there."""
+    folder = str(Path(dataset.paths[0]).parent)
+    first = run_script(SIGTERM, 240, args=[str(tmp_path), "term", folder])
+    assert first.rc != 0 and "SIGTERMException" in first.stderr
+    assert "seen 11" in first.stdout
+    second = run_script(SIGTERM, 240, args=[str(tmp_path), "again", folder])
+    assert second.rc == 0, second.stderr[-4000:]
+    assert load(tmp_path / "again.0.json") == whole.seen[11:]
 
 
 # -- Lightning's flags -----------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 Runs in the rank. A leaf such as `ImageDataModule` adds its modality and its own options.
 """
 
+# Over 300 lines: every hook of Lightning's and every public name of the datamodules is one short method here.
+
 from __future__ import annotations
 
 import logging
@@ -83,8 +85,18 @@ class BaseDataModule(Host):
                     item()
 
     def setup(self, stage: str | None = None) -> None:
-        """Makes this rank's proxy servers for a stage. Graphs and workers start at the first pass."""
-        for name in STAGES.get(str(getattr(stage, "value", stage)), tuple(self._given)):
+        """Makes this rank's proxy servers for a stage. Graphs and workers start at the first pass.
+
+        Raises:
+            ValueError: The stage has no dataset.
+        """
+        needed = STAGES.get(str(getattr(stage, "value", stage)), tuple(self._given))
+        if len(needed) == 1 and self._given[needed[0]] is None and f"{needed[0]}_dataloader" in self.__dict__:
+            there = ", ".join(name for name, given in self._given.items() if given is not None) or "none"
+            raise ValueError(
+                f"the trainer is to run {stage}, but the datamodule has no {needed[0]}_dataset (it has: {there}). Pass one."
+            )
+        for name in needed:
             self._make(name)
 
     def train_dataloader(self) -> Any:
@@ -243,6 +255,7 @@ class BaseDataModule(Host):
             num_threads=self.options.num_threads or environment.default_num_threads(self._trainer_or_none),
             depth=self.options.depth,
             hw_decoder_load=self.options.hw_decoder_load,
+            channels_last=self.options.channels_last,
         )
 
     def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 from lightning_utilities.core import rank_zero
 
+__all__ = ["Host", "NoData"]
+
 if TYPE_CHECKING:
     from lightning import LightningDataModule as Host
 else:

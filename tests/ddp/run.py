@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from pathlib import Path
@@ -108,5 +109,28 @@ def crash(spy: Spy) -> None:
         raise ValueError("rank 1 has had enough")
 
 
+def soak(rank: int, times: int) -> None:
+    """Starts and stops passes, each with fresh workers: forks beside DALI's and gloo's threads."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{ROOT}/store", rank=rank, world_size=2)
+    dm = datamodule(pictures(61), val_dataset=pictures(61), num_workers=1, persistent_workers=False)
+    for number in range(times):
+        loader = dm.train_dataloader() if number % 3 else dm.val_dataloader()
+        for step, (images, _) in enumerate(loader):
+            total = images.mean()[None]
+            torch.distributed.all_reduce(total)
+            if step == number % 4:
+                break
+        faulthandler.dump_traceback_later(60, exit=True)  # of the next round
+    faulthandler.cancel_dump_traceback_later()
+    dm.close()
+    torch.distributed.destroy_process_group()
+    print("rounds", times)
+
+
 if __name__ == "__main__":
-    several() if MODE == "several" else once()
+    if MODE == "several":
+        several()
+    elif MODE == "soak":
+        soak(*map(int, sys.argv[3:]))
+    else:
+        once()

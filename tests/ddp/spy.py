@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from torchvision.transforms import v2
 
 from lightning_dali import ImageDataModule
@@ -117,7 +117,7 @@ def trainer(root: Path | str, *callbacks: Callback, **options: Any) -> L.Trainer
         "logger": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "default_root_dir": root,
         "callbacks": list(callbacks),
         **options,

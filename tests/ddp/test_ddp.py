@@ -232,3 +232,38 @@ def test_exception_on_one_rank_ends_both(root: Path, alone: Spy, run_script: Cal
     run = run_script(RUN.read_text(), 360, args=[str(root), "crash"], env=environment())
     assert run.rc != 0
     assert "rank 1 has had enough" in run.stderr
+
+
+@pytest.mark.soak
+def test_starts_and_stops_without_a_hang(root: Path, alone: Spy, soak: Callable[[int], int]) -> None:
+    start_two(
+        root,
+        "soak",
+        lambda rank: [sys.executable, str(RUN), str(root), "soak", str(rank), str(soak(300))],
+        lambda rank: {},
+    )
+    for rank in (0, 1):
+        assert f"rounds {soak(300)}" in (root / f"soak.{rank}.log").read_text()
+
+
+def test_ray(root: Path, alone: Spy) -> None:
+    ray = pytest.importorskip("ray", reason="ray is not installed; it is no dependency of the tests")
+    lightning = pytest.importorskip("ray.train.lightning", reason="this ray has no Lightning integration")
+    from ray.train.torch import TorchTrainer  # only where ray is
+
+    def loop() -> None:
+        spy, dm = (
+            Spy(dump_to=root / "ray"),
+            datamodule(photos(root / "photos", N), val_dataset=photos(root / "photos", N)),
+        )
+        plugins = [lightning.RayLightningEnvironment()]
+        trainer(root, devices="auto", strategy=lightning.RayDDPStrategy(), plugins=plugins, num_sanity_val_steps=0).fit(
+            spy, datamodule=dm
+        )
+
+    ray.init(num_cpus=2, include_dashboard=False)
+    try:
+        TorchTrainer(loop, scaling_config=ray.train.ScalingConfig(num_workers=2)).fit()
+    finally:
+        ray.shutdown()
+    check_once(root, "ray", alone)
