@@ -152,7 +152,8 @@ class SpeechExecutor:
         mixed = [any(call.name == "Downmix" for call in plan.calls) for plan in plans]
         if data.shape[1] < 2 or not any(mixed):
             return
-        flags = opposite_phase(data).to("cpu", non_blocking=True)
+        flags = torch.empty(len(data), dtype=torch.bool, pin_memory=data.is_cuda)
+        flags.copy_(opposite_phase(data), non_blocking=True)
         event = None
         if data.is_cuda:
             event = torch.cuda.Event()

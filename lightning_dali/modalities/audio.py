@@ -99,12 +99,12 @@ class AudioModality:
         Raises:
             TypeError: It has none.
         """
-        rate = stated_rate(sample)
+        rate, decoded = stated_rate(sample), decoded_array(sample)
         done = False
 
         def visit(leaf: Any) -> Any:
             nonlocal done
-            if done:
+            if done or (decoded is not None and leaf is not decoded):
                 return leaf
             proxy = self._as_proxy(leaf, rate)
             if proxy is None:
@@ -213,11 +213,16 @@ def is_encoded_dict(value: Any) -> bool:
     return isinstance(value, Mapping) and "bytes" in value and set(value) <= {"bytes", "path"}
 
 
+def decoded_array(sample: Any) -> Any:
+    """Hugging Face's `Audio()`, a dict whose path may not exist beside its array: the array, if there is one."""
+    return next((leaf for path, leaf in leaves(sample) if path and path[-1] == "array"), None)
+
+
 def stated_rate(sample: Any) -> int:
     """The rate that a sample states beside its waveform: under its name in a dict, or as torchaudio's second item."""
     for path, leaf in leaves(sample):
         number = isinstance(leaf, (int, np.integer)) and not isinstance(leaf, bool)
-        if number and leaf >= _LOWEST_RATE and (path[-1] in _RATES or path[-1] == 1):
+        if number and path and leaf >= _LOWEST_RATE and (path[-1] in _RATES or path[-1] == 1):
             return int(leaf)
     return 0
 

@@ -14,7 +14,7 @@ import torch
 
 from lightning_dali.media import read_audio_header
 from lightning_dali.media.durations import audio_lengths
-from lightning_dali.modalities.audio import SUFFIXES, is_encoded_dict, stated_rate
+from lightning_dali.modalities.audio import SUFFIXES, decoded_array, is_encoded_dict, stated_rate
 from lightning_dali.proxies.audio_capture import Probed, probing
 from lightning_dali.proxies.audio_source import Span
 from lightning_dali.seeding import sample_seed, seeded
@@ -78,7 +78,8 @@ def _of_file(file: Any, span: Span | None) -> tuple[str, Span | None] | float | 
 def _of_sample(sample: Any) -> tuple[str, Span | None] | float | None:
     """Of a sample that holds paths, bytes or waveforms: its first audio."""
     found: list[Any] = []
-    map_leaves(found.append, sample, leaf=is_encoded_dict)
+    decoded = decoded_array(sample)
+    map_leaves(found.append, sample if decoded is None else decoded, leaf=is_encoded_dict)
     rate = stated_rate(sample) or _RATE
     for leaf in found:
         if isinstance(leaf, Mapping):

@@ -123,6 +123,10 @@ def test_paths_bytes_waveforms_and_hugging_faces_dicts_keep_their_structure(tone
         "dicts": ([{"audio": {"bytes": item, "path": None}, "text": "a"} for item in data], "audio"),
         "dict of a path": ([{"audio": {"bytes": None, "path": str(path)}} for path in tones], "audio"),
         "waveforms": ([{"waveform": wave, "rate": 16_000} for wave in waves], "waveform"),
+        "dict of an array": (
+            [{"path": "no.wav", "array": w[0].numpy(), "sampling_rate": 16_000} for w in waves],
+            "array",
+        ),
         "arrays": ([(wave[0].numpy(), 16_000) for wave in waves], 0),
     }
     for name, (values, field) in forms.items():
