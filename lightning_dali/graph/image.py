@@ -170,7 +170,7 @@ class ImageExecutor:
         with self._pipeline:
             self._pipeline.set_outputs(_graph(spec, device))
         self._pipeline.build()
-        self._inputs = [name for name in _stage_inputs(spec)]
+        self._inputs = [name for name in stage_inputs(spec)]
 
     def feed(self, lane: Lane) -> None:
         """Hands one batch to DALI; returns at once."""
@@ -186,22 +186,21 @@ class ImageExecutor:
         from lightning_dali.graph.dali import collect
 
         (output,) = collect(self._pipeline, self.device)
-        if self.spec.finish is None:
-            output = [_channels_first(item) for item in output] if isinstance(output, list) else _channels_first(output)
-        elif not lane.tail:
-            return output
-        return run_tail(output, lane.tail)
+        if self.spec.finish is None or self.device.channels_last:
+            output = [channels_first(item) for item in output] if isinstance(output, list) else channels_first(output)
+        return run_tail(output, lane.tail, channels_last=self.device.channels_last)
 
     def close(self) -> None:
         """Frees the pipeline."""
         self._pipeline = None  # type: ignore[assignment]
 
 
-def _channels_first(pixels: torch.Tensor) -> torch.Tensor:
+def channels_first(pixels: torch.Tensor) -> torch.Tensor:
+    """(..., H, W, C) seen as (..., C, H, W)."""
     return pixels.movedim(-1, -3)
 
 
-def _stage_inputs(spec: ImageSpec) -> list[str]:
+def stage_inputs(spec: ImageSpec) -> list[str]:
     """Names of the inputs beside the data, in feeding order."""
     names: deque[str] = deque()
     if spec.first:
@@ -220,12 +219,6 @@ def _graph(spec: ImageSpec, device: Device) -> Any:
     from nvidia.dali import fn, types
 
     gpu = device.index is not None
-
-    def source(name: str) -> Any:
-        return fn.external_source(name=name, device="cpu", no_copy=True)
-
-    fill = [float(value) for value in spec.fill]
-    roi = {"axes": [0, 1]}
     cut_done = False
     if spec.encoded:
         kind = types.RGB if spec.mode == "RGB" else types.GRAY
@@ -241,15 +234,36 @@ def _graph(spec: ImageSpec, device: Device) -> Any:
             )
         elif spec.first and not spec.first_pads:
             # on the CPU decoding only the window pays; on the GPU it keeps the hardware decoder idle
-            images = fn.decoders.image_slice(
-                source("data"), device="cpu", start=source("first_start"), shape=source("first_shape"), **roi, **options
-            )
+            window = {"start": source("first_start"), "shape": source("first_shape"), "axis_names": "HW"}
+            images = fn.decoders.image_slice(source("data"), device="cpu", **window, **options)
             cut_done = True
         else:
             images = fn.decoders.image(source("data"), device="cpu", **options)
     else:
         images = fn.external_source(name="data", device="cpu", no_copy=True, layout="HWC")
         images = images.gpu() if gpu else images
+    return stages(images, spec, layout="HWC" if device.channels_last else "CHW", cut_done=cut_done)
+
+
+def source(name: str) -> Any:
+    """An input that is fed from host memory."""
+    from nvidia.dali import fn
+
+    return fn.external_source(name=name, device="cpu", no_copy=True)
+
+
+def stages(images: Any, spec: ImageSpec, *, layout: str, cut_done: bool = False) -> Any:
+    """The template after decoding.
+
+    Args:
+        images: Decoded images (HWC), or clips of frames (FHWC): every frame gets the same.
+        spec: Which stages there are.
+        layout: Order of the axes that the finish gives.
+        cut_done: Whether decoding has cut the first window already.
+    """
+    from nvidia.dali import fn, types
+
+    fill = [float(value) for value in spec.fill]
     if spec.first and not cut_done:
         images = _cut(images, source("first_start"), source("first_shape"), fill, pads=spec.first_pads)
     if spec.resize:
@@ -265,21 +279,21 @@ def _graph(spec: ImageSpec, device: Device) -> Any:
         images = _cut(images, source("second_start"), source("second_shape"), fill, pads=True)
     if spec.flip:
         images = fn.flip(images, horizontal=source("hflip"), vertical=source("vflip"))
-    return images if spec.finish is None else _finish(images, spec.finish)
+    return images if spec.finish is None else _finish(images, spec.finish, layout)
 
 
 def _cut(images: Any, start: Any, shape: Any, fill: list[float], *, pads: bool) -> Any:
     from nvidia.dali import fn
 
     policy = {"out_of_bounds_policy": "pad", "fill_values": fill} if pads else {}
-    return fn.slice(images, start=start, shape=shape, axes=[0, 1], **policy)
+    return fn.slice(images, start=start, shape=shape, axis_names="HW", **policy)
 
 
-def _finish(images: Any, finish: Finish) -> Any:
-    """to_dtype, normalize and channels first in DALI's one operator."""
+def _finish(images: Any, finish: Finish, layout: str) -> Any:
+    """to_dtype, normalize and the order of the axes in DALI's one operator."""
     from nvidia.dali import fn, types
 
     top = 255.0 if finish.scale else 1.0
     mean = [top * value for value in finish.mean or (0.0,)]
     std = [top * value for value in finish.std or (1.0,)]
-    return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std)
+    return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout=layout, mean=mean, std=std)
