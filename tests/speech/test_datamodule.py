@@ -179,6 +179,8 @@ IDIOMS = {
     "[1]": lambda wave: wave[1],
     "[:, a:b]": lambda wave: wave[:, 1000:3000],
     "[..., -n:]": lambda wave: wave[..., -500:] * 0.5,
+    "[..., -n:] of something": lambda wave: T.Vol(0.5)(wave)[..., -500:],
+    "AddNoise": lambda wave: T.AddNoise()(wave[:1], torch.arange(wave.shape[1])[None].sin(), torch.tensor([10.0])),
     "pad": lambda wave: nn.functional.pad(wave, (100, 6000 - wave.shape[-1])),
     "pad and cut": lambda wave: nn.functional.pad(wave, (-100, 6000 - wave.size(1)))[:, :5000],
     "squeeze": lambda wave: wave[:1].squeeze(0).unsqueeze(0),
