@@ -1,13 +1,14 @@
 """The default collate: PyTorch's structure, with a sentence instead of a surprise when samples do not match.
 
-Runs in the worker. Tensors of one field must agree in dtype and shape; boxes, and other targets whose number differs from
-sample to sample, come back as a list.
+Runs in the worker. Tensors of one field must agree in dtype and shape. Detection targets come back as lists, one entry a
+sample, always, since their number differs: `tv_tensors.BoundingBoxes` and `KeyPoints` (which keep their type), every tensor
+beside them that has one row a box (labels, areas, instance masks), and lists of annotations whose lengths differ.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,15 +55,20 @@ class _Collater:
         first = values[0]
         if any(self.is_proxy(value) for value in values):
             return self._proxies(values, path)
+        if all(isinstance(value, ProxyStack) for value in values):
+            return ProxyStack.join(values) or values
         if isinstance(first, (torch.Tensor, np.ndarray)):
             return self._tensors(values, path)
         if isinstance(first, Mapping):
             self._same(values, path, "keys", lambda value: sorted(map(str, value)))
-            return {key: self([value[key] for value in values], (*path, key)) for key in first}
+            counts = [_count(value.values()) for value in values]
+            return {key: self._column([value[key] for value in values], counts, (*path, key)) for key in first}
         if dataclasses.is_dataclass(first) and not isinstance(first, type):
             self._same(values, path, "type", lambda value: type(value).__name__)
             names = [item.name for item in dataclasses.fields(first) if item.init]
-            joined = {name: self([getattr(value, name) for value in values], (*path, name)) for name in names}
+            counts = [_count(getattr(value, name) for name in names) for value in values]
+            columns = {name: [getattr(value, name) for value in values] for name in names}
+            joined = {name: self._column(column, counts, (*path, name)) for name, column in columns.items()}
             return dataclasses.replace(first, **joined)
         if isinstance(first, (tuple, list)):
             return self._sequences(values, path)
@@ -87,10 +93,18 @@ class _Collater:
             "length",
             lambda value: len(value) if isinstance(value, (tuple, list)) else type(value).__name__,
         )
-        joined = [self(list(column), (*path, n)) for n, column in enumerate(zip(*values, strict=True))]
+        counts = [_count(value) for value in values]
+        columns = enumerate(zip(*values, strict=True))
+        joined: list[Any] = [self._column(list(column), counts, (*path, n)) for n, column in columns]
         if hasattr(first, "_fields"):
             return type(first)(*joined)
         return joined if (not path and isinstance(first, list)) or isinstance(first, list) else tuple(joined)
+
+    def _column(self, values: list[Any], counts: list[int | None], path: tuple[Any, ...]) -> Any:
+        """One field of all samples: left as it is where it has one row a box (`counts` of them)."""
+        if counts[0] is not None and all(map(_has_rows, values, counts)) and not any(map(self.is_proxy, values)):
+            return values
+        return self(values, path)
 
     def _proxies(self, values: list[Any], path: tuple[Any, ...]) -> Any:
         if any(isinstance(value, ProxyImage) for value in values):  # some samples drew what needs pixels, others not
@@ -112,8 +126,7 @@ class _Collater:
         kind = type(values[0])
         tensors = [torch.as_tensor(value) for value in values]
         if any(tensor.shape != tensors[0].shape for tensor in tensors):
-            targets = issubclass(kind, (tv_tensors.BoundingBoxes, tv_tensors.KeyPoints, tv_tensors.Mask))
-            if self.ragged or (path and targets) or self._counts(tensors, path):
+            if self.ragged or (path and issubclass(kind, tv_tensors.Mask)) or self._counts(tensors, path):
                 return values
             self._same(values, path, "shape", lambda value: tuple(value.shape))
         with torch._C.DisableTorchFunctionSubclass():
@@ -141,6 +154,16 @@ class _Collater:
                     f"{self.indices[0]}), found {found} at dataset index {index}. Make the dataset return the same for every "
                     "index, or pass a collate_fn that joins what it returns."
                 )
+
+
+def _count(fields: Iterable[Any]) -> int | None:
+    """How many boxes or objects with keypoints a sample has; None where it has no such field."""
+    kinds = (tv_tensors.BoundingBoxes, tv_tensors.KeyPoints)
+    return next((len(field) for field in fields if isinstance(field, kinds)), None)
+
+
+def _has_rows(value: Any, count: int | None) -> bool:
+    return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 0 and len(value) == count
 
 
 def _kind(value: Any) -> str:

@@ -34,7 +34,10 @@ def assemble(batch: Any, results: list[Any]) -> Any:
     def place(leaf: Any) -> Any:
         if isinstance(leaf, Slot):
             return results[leaf.lane][leaf.row]
-        return _stacked(leaf, results) if isinstance(leaf, SlotStack) else leaf
+        if not isinstance(leaf, SlotStack):
+            return leaf
+        stacked = _stacked(leaf, results)
+        return stacked if leaf.lead is None or leaf.ragged else stacked.unflatten(0, leaf.lead)
 
     return map_leaves(place, batch, leaf=lambda value: isinstance(value, (Slot, SlotStack)))
 
@@ -52,8 +55,13 @@ def _stacked(stack: SlotStack, results: list[Any]) -> Any:
 
 
 def _join(items: list[Any]) -> Any:
-    joined = getattr(type(items[0]), "join", None)
-    return torch.stack(items) if joined is None else joined(items)
+    first = items[0]
+    joined = getattr(type(first), "join", None)
+    if joined is not None:
+        return joined(items)
+    if first.ndim == 3 and first.stride(0) == 1 and first.shape[0] > 1:  # an image whose channels lie last
+        return torch.stack([item.movedim(0, -1) for item in items]).movedim(-1, 1)
+    return torch.stack(items)
 
 
 def to_device(batch: Any, device: Device) -> Any:

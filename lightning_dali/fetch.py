@@ -8,18 +8,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lightning_dali.collate import collate, describe_sample
+from lightning_dali.collate import collate
 from lightning_dali.failures import BadSample, BadSampleError
 from lightning_dali.media import MediaError
-from lightning_dali.proxies import capture, collect_notes, no_capture
+from lightning_dali.proxies import capture, captures_follow, collect_notes, no_capture
 from lightning_dali.sampling import BatchTask
 from lightning_dali.seeding import batch_seed, sample_seed, seeded
-from lightning_dali.structure import map_leaves
+from lightning_dali.structure import field_name, leaves, map_leaves
 from lightning_dali.wire import KnownBad, Lane, Request, Slot, SlotStack
 
 logger = logging.getLogger(__name__)
@@ -85,10 +85,13 @@ class Fetcher:
             task = task.task
         start = time.perf_counter()
         reasons: set[str] = set()
-        with collect_notes(reasons):
-            samples, indices, bad = self._samples(task, known)
+        # once a batch, not once a sample: putting back numpy's state and replacing PIL's functions both take their time
+        restore = seeded(batch_seed(self.seed, task.epoch, task.step), restore=self.restore_rng)
+        with restore, collect_notes(reasons):
+            with captures_follow():
+                samples, indices, bad = self._samples(task, known)
             fetched = time.perf_counter()
-            with seeded(batch_seed(self.seed, task.epoch, task.step), restore=self.restore_rng):
+            with seeded(batch_seed(self.seed, task.epoch, task.step), restore=False):
                 batch = self._collate(samples, indices)
             request = self._plan(task, batch, samples, indices)
         request.bad = bad
@@ -99,9 +102,9 @@ class Fetcher:
 
     # -- samples
 
-    def sample(self, epoch: int, index: int) -> Any:
-        """One sample, with proxies in the places of its media, drawn under its own seed."""
-        with seeded(sample_seed(self.seed, epoch, index), restore=self.restore_rng):
+    def sample(self, epoch: int, index: int, *, restore: bool = True) -> Any:
+        """One sample, with proxies in the places of its media, drawn under its own seed; `restore` as in `seeded`."""
+        with seeded(sample_seed(self.seed, epoch, index), restore=restore):
             return self._get(epoch, index)
 
     def _get(self, epoch: int, index: int) -> Any:
@@ -151,23 +154,21 @@ class Fetcher:
 
         What DALI could not decode may be fine for PIL, whose word counts: then its pixels travel.
         """
-        sample = self.sample(task.epoch, index)
+        sample = self.sample(task.epoch, index, restore=False)
         self._check(sample)
         if index in known:
             try:
-                map_leaves(lambda leaf: self.modality.settle(leaf) if self.modality.is_proxy(leaf) else None, sample)
+                for _, proxy in _proxies(sample, self.modality):
+                    self.modality.settle(proxy)
             except Exception as error:
                 raise known[index] from error
         return sample
 
     def _check(self, sample: Any) -> None:
-        def check(leaf: Any) -> None:
-            if self.modality.is_proxy(leaf):
-                reason = self.modality.check(leaf)
-                if reason is not None:
-                    raise MediaError(reason, self.modality.path(leaf))
-
-        map_leaves(check, sample)
+        for _, proxy in _proxies(sample, self.modality):
+            reason = self.modality.check(proxy)
+            if reason is not None:
+                raise MediaError(reason, self.modality.path(proxy))
 
     def _bad(self, task: BatchTask, index: int, error: Exception) -> BadSample:
         path = getattr(error, "path", None) or getattr(error, "filename", None)
@@ -212,7 +213,7 @@ class Fetcher:
             if index in task.indices:
                 continue
             try:
-                sample = self.sample(task.epoch, index)
+                sample = self.sample(task.epoch, index, restore=False)
                 self._check(sample)
             except Exception:
                 continue
@@ -232,7 +233,7 @@ class Fetcher:
         """Finds the proxies that came through collating, plans their lanes, and puts slots in their places."""
         items: list[tuple[str, int, Any]] = []
         known: dict[int, int] = {}
-        owners = _owners(samples, indices, self.modality.is_proxy)
+        owners = _owners(samples, indices, self.modality)
 
         def register(proxy: Any) -> int:
             if id(proxy) not in known:
@@ -243,7 +244,7 @@ class Fetcher:
 
         def find(leaf: Any) -> Any:
             if self.modality.is_stack(leaf):
-                return _Found([register(proxy) for proxy in leaf.items], stacked=True)
+                return _Found([register(proxy) for proxy in leaf.items], stacked=True, lead=getattr(leaf, "lead", None))
             return _Found([register(leaf)], stacked=False) if self.modality.is_proxy(leaf) else leaf
 
         found = map_leaves(find, batch)
@@ -261,7 +262,7 @@ class Fetcher:
                 return slots[leaf.items[0]]
             ragged = self._same_size(items, leaf.items)
             places = [slots[item] for item in leaf.items]
-            return SlotStack(tuple(one.lane for one in places), tuple(one.row for one in places), ragged)
+            return SlotStack(tuple(one.lane for one in places), tuple(one.row for one in places), ragged, leaf.lead)
 
         notes = [(name, note) for name, _, proxy in items for note in self.modality.notes(proxy)]
         notes += [("sample", reason) for reason in self._eager.values()]
@@ -308,17 +309,25 @@ def _batch_shape(proxy: Any) -> tuple[Any, ...]:
 class _Found:
     """Proxies in a batch, by their number."""
 
-    def __init__(self, items: list[int], *, stacked: bool) -> None:
-        self.items, self.stacked = items, stacked
+    def __init__(self, items: list[int], *, stacked: bool, lead: tuple[int, ...] | None = None) -> None:
+        self.items, self.stacked, self.lead = items, stacked, lead
 
 
-def _owners(samples: list[Any], indices: list[int], is_proxy: Callable[[Any], bool]) -> dict[int, tuple[str, int]]:
+def _proxies(sample: Any, modality: Modality) -> Iterator[tuple[str, Any]]:
+    """Yields (field, proxy), those that the sample's own transform stacked too."""
+    for path, leaf in leaves(sample):
+        if modality.is_proxy(leaf):
+            yield field_name(path), leaf
+        elif modality.is_stack(leaf):
+            yield from ((field_name(path), proxy) for proxy in leaf.items)
+
+
+def _owners(samples: list[Any], indices: list[int], modality: Modality) -> dict[int, tuple[str, int]]:
     """From a proxy's id to its field and the dataset index of its sample."""
     owners: dict[int, tuple[str, int]] = {}
     for index, sample in zip(indices, samples, strict=True):
-        for name, leaf in describe_sample(sample):
-            if is_proxy(leaf):
-                owners.setdefault(id(leaf), (name, index))
+        for name, proxy in _proxies(sample, modality):
+            owners.setdefault(id(proxy), (name, index))
     return owners
 
 

@@ -132,10 +132,16 @@ class Loader:
 
     def peek(self) -> Any:
         """The batch that the next pass would begin with, or a running one began with; the position stays."""
+        return self.look()[0]
+
+    def look(self) -> tuple[Any, Delivered]:
+        """The same, with what is known about it."""
         at, one = self.at, iter(self)
         self.at = replace(at, start=0 if at.begun else at.start, steps=0, begun=False)
         try:
-            return next(one)
+            batch = next(one)
+            assert one.last is not None
+            return batch, one.last
         finally:
             one.close()
             self.at = at
@@ -253,6 +259,11 @@ class Loader:
     def worker_pids(self) -> list[int]:
         """Process ids of the persistent workers."""
         return [] if self._pool is None else self._pool.pids
+
+    @property
+    def context(self) -> str | None:
+        """Start method of the workers; None: the platform's."""
+        return self._context
 
     @property
     def slab_bytes(self) -> int:

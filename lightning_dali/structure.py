@@ -6,6 +6,7 @@ Runs in the worker and in the rank.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,12 +14,16 @@ Path = tuple[Any, ...]
 """Keys and positions from the root of a sample to a leaf."""
 
 
-def _is_namedtuple(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_fields")
-
-
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+@functools.lru_cache(maxsize=4096)
+def _kind(cls: type) -> str:
+    """What sort of container a class is; kept, since asking `Mapping` and `dataclasses` costs more than the walk."""
+    if issubclass(cls, Mapping):
+        return "mapping"
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return "namedtuple"
+    if issubclass(cls, (tuple, list)):
+        return "sequence"
+    return "dataclass" if dataclasses.is_dataclass(cls) else "leaf"
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any, *, leaf: Callable[[Any], bool] | None = None) -> Any:
@@ -29,22 +34,19 @@ def map_leaves(function: Callable[[Any], Any], value: Any, *, leaf: Callable[[An
         value: A leaf or a nesting of containers.
         leaf: Says which containers count as leaves, for instance a named tuple with a meaning of its own.
     """
-    if leaf is not None and leaf(value):
+    kind = _kind(type(value))
+    if kind == "leaf" or (leaf is not None and leaf(value)):
         return function(value)
-    if isinstance(value, Mapping):
+    if kind == "mapping":
         items = {key: map_leaves(function, item, leaf=leaf) for key, item in value.items()}
         return items if type(value) is dict else _rebuild_mapping(value, items)
-    if _is_namedtuple(value):
+    if kind == "namedtuple":
         return type(value)(*(map_leaves(function, item, leaf=leaf) for item in value))
-    if isinstance(value, (tuple, list)):
+    if kind == "sequence":
         mapped = [map_leaves(function, item, leaf=leaf) for item in value]
         return mapped if type(value) is list else type(value)(mapped)
-    if _is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(
-            value, **{name: map_leaves(function, getattr(value, name), leaf=leaf) for name in names}
-        )
-    return function(value)
+    names = [field.name for field in dataclasses.fields(value) if field.init]
+    return dataclasses.replace(value, **{name: map_leaves(function, getattr(value, name), leaf=leaf) for name in names})
 
 
 def _rebuild_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -56,13 +58,14 @@ def _rebuild_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yields every leaf with its path, depth first."""
-    if isinstance(value, Mapping):
+    kind = _kind(type(value))
+    if kind == "mapping":
         for key, item in value.items():
             yield from leaves(item, (*path, key))
-    elif isinstance(value, (tuple, list)):
+    elif kind in ("sequence", "namedtuple"):
         for position, item in enumerate(value):
             yield from leaves(item, (*path, position))
-    elif _is_dataclass(value):
+    elif kind == "dataclass":
         for field in dataclasses.fields(value):
             yield from leaves(getattr(value, field.name), (*path, field.name))
     else:

@@ -80,35 +80,34 @@ class Totals:
         return self.seconds[stage] / self.batches if self.batches else 0.0
 
 
-def advice(totals: Totals, *, wait_share: float, num_workers: int, cores: int, on_gpu: bool) -> str:
+def advice(totals: Totals, *, wait_share: float | None, num_workers: int, cores: int, on_gpu: bool) -> str:
     """One sentence: what limits the run, and which setting to change.
 
     Args:
         totals: Of the stretch that is judged.
-        wait_share: Of its time that the model waited for data.
+        wait_share: Of its time that the model waited for data; None: there was no model.
         num_workers: Of the loader.
         cores: Of this rank.
         on_gpu: Whether DALI runs on a GPU.
     """
     if not totals.batches:
         return "No batch came: nothing to judge."
-    percent = f"{100 * wait_share:.0f} %"
-    if wait_share < ENOUGH:
-        return f"The model is the limit (it waits for data {percent} of the time): faster data would not be felt."
+    waits = "Without a model" if wait_share is None else f"The model waits {100 * wait_share:.0f} % of the time:"
+    if wait_share is not None and wait_share < ENOUGH:
+        return f"The model is the limit (it waits for data {100 * wait_share:.0f} % of the time): faster data would not be felt."
     worker = (totals.per_batch("fetch") + totals.per_batch("pack")) / max(1, num_workers)
     server = totals.per_batch("decode")
     if num_workers == 0:
         return (
-            f"The model waits {percent} of the time and batches are made in its own process: set num_workers="
-            f"{max(1, min(8, cores // 2))}."
+            f"{waits} batches are made in its own process: set num_workers={max(1, min(8, cores // 2))}."
         )
     # The server's time contains waiting for DALI, so it is called the limit only where workers cannot be.
     if worker >= 0.8 * server:
         made = f"the {num_workers} worker(s) make a batch every {1000 * worker:.0f} ms"
         if num_workers < cores - 1:
-            return f"The model waits {percent} of the time, {made}: raise num_workers (this rank has {cores} cores)."
+            return f"{waits} {made}: raise num_workers (this rank has {cores} cores)."
         return (
-            f"The model waits {percent} of the time, {made} and all {cores} cores of this rank are in use: see what is "
+            f"{waits} {made} and all {cores} cores of this rank are in use: see what is "
             "materialised with datamodule.explain(), read from a faster disk, or give the rank more cores."
         )
     where = "the GPU" if on_gpu else "the CPU"
@@ -117,6 +116,4 @@ def advice(totals: Totals, *, wait_share: float, num_workers: int, cores: int, o
         if on_gpu
         else "raise num_threads if cores are idle, or run DALI on a GPU"
     )
-    return (
-        f"The model waits {percent} of the time and decoding on {where} takes {1000 * server:.0f} ms a batch: {change}."
-    )
+    return f"{waits} decoding on {where} takes {1000 * server:.0f} ms a batch: {change}."

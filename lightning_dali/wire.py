@@ -120,6 +120,8 @@ class SlotStack:
     """Each result's row in its lane."""
     ragged: bool = False
     """Whether sizes differ: then a list is delivered."""
+    lead: tuple[int, ...] | None = None
+    """The leading dimensions where there are several, such as (samples, crops)."""
 
 
 @dataclass

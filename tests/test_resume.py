@@ -207,7 +207,7 @@ def test_sigterm(whole: Spy, dataset: IndexedImages, tmp_path: Path, run_script:
     """SIGTERM to the whole process group: Lightning ends after the step and saves; the next run goes on from there."""
     folder = str(Path(dataset.paths[0]).parent)
     first = run_script(SIGTERM, 240, args=[str(tmp_path), "term", folder])
-    assert first.rc != 0 and "SIGTERMException" in first.stderr
+    assert first.rc == 0, first.stderr[-4000:]  # for Lightning 2.6 that is a proper end
     assert "seen 11" in first.stdout
     second = run_script(SIGTERM, 240, args=[str(tmp_path), "again", folder])
     assert second.rc == 0, second.stderr[-4000:]

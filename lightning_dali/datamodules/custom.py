@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from lightning_dali import environment
 from lightning_dali.datamodules.base import BaseDataModule
-from lightning_dali.datamodules.datasets import Datasets
+from lightning_dali.datamodules.datasets import Datasets, check_dataset
 from lightning_dali.datamodules.options import Options
 from lightning_dali.fetch import Fetcher
 from lightning_dali.graph.custom import PipelineDefinition, PipelineEntry
@@ -205,7 +205,10 @@ class _OfProxy:
         self._function, self._stage, self._owner = function, stage, owner
 
     def __call__(self) -> Any:
-        return self._function(self._owner.proxies(self._stage))
+        dataset = self._function(self._owner.proxies(self._stage))
+        if not isinstance(dataset, (list, tuple)):  # those are datasets here, where the base takes them for several
+            check_dataset(self._stage, dataset)
+        return dataset
 
 
 def _definitions(given: Mapping[str, Pipelines]) -> dict[str, dict[str | None, PipelineDefinition]]:

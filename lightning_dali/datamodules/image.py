@@ -45,6 +45,8 @@ class ImageDataModule(BaseDataModule):
         release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
         ragged: ``"error"``: images of one batch must have one size; ``"list"``: otherwise a list is delivered.
         with_index: Whether the batch carries the dataset indices of its rows.
+        channels_last: Whether image batches lie in memory as `(B, H, W, C)`, for models that are `channels_last`; their
+            shape stays `(B, C, H, W)`.
         device: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
         prefetch: Finished batches that wait on the device for the model.
         multiprocessing_context: Start method of the workers; None: the platform's.
@@ -82,6 +84,7 @@ class ImageDataModule(BaseDataModule):
         release_memory: str = "stage",
         ragged: str = "error",
         with_index: bool = False,
+        channels_last: bool = False,
         device: Any = "auto",
         prefetch: int = 2,
         multiprocessing_context: str | None = None,
@@ -102,6 +105,7 @@ class ImageDataModule(BaseDataModule):
             release_memory=release_memory,
             ragged=ragged,
             with_index=with_index,
+            channels_last=channels_last,
             device=device,
             prefetch=prefetch,
             multiprocessing_context=multiprocessing_context,

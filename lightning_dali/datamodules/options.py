@@ -29,6 +29,7 @@ class Options:
     release_memory: str = "stage"
     ragged: str = "error"
     with_index: bool = False
+    channels_last: bool = False
     device: Any = "auto"
     prefetch: int = 2
     multiprocessing_context: str | None = None
@@ -48,7 +49,7 @@ class Options:
         for name in ("on_bad_sample", "release_memory", "ragged"):
             choice = getattr(self, name)
             object.__setattr__(self, name, _choice(name, choice, globals()[name.upper()]))
-        for name in ("shuffle", "drop_last", "with_index", "persistent_workers"):
+        for name in ("shuffle", "drop_last", "with_index", "channels_last", "persistent_workers"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} is {getattr(self, name)!r}: allowed are True and False.")
         methods = multiprocessing.get_all_start_methods()

@@ -56,6 +56,8 @@ class PacketClip:
     """Pixels, as decoded."""
     height: int
     """Pixels, as decoded."""
+    rotation: int = 0
+    """Degrees by which each frame is turned counterclockwise after decoding."""
 
 
 @dataclass(frozen=True)
@@ -189,4 +191,6 @@ def _decode(decoders: _Decoders, clip: PacketClip, stream: torch.cuda.Stream) ->
         raise MediaError(
             f"NVDEC gave {position} frames of {clip.num_frames}: damaged, or a profile that it does not know"
         )
+    if clip.rotation:
+        out = torch.rot90(out, clip.rotation // 90, (1, 2)).contiguous()
     return DecodedClip(out, stream.record_event())

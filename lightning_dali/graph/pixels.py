@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_dali.graph.run import in_format
 from lightning_dali.graph.spec import Device, Executor, LaneSpec
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class PixelExecutor:
     """Copies tensors to the device."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device.torch_device
+        self._device, self._channels_last = device.torch_device, device.channels_last
         self._waiting: deque[list[torch.Tensor]] = deque()
 
     def feed(self, lane: Lane) -> None:
@@ -49,7 +50,7 @@ class PixelExecutor:
         """The oldest batch: one tensor where shapes agree, else a list."""
         items = self._waiting.popleft()
         same = all(item.shape == items[0].shape and item.dtype == items[0].dtype for item in items)
-        return torch.stack(items) if same else items
+        return in_format(torch.stack(items) if same else items, channels_last=self._channels_last)
 
     def close(self) -> None:
         """Drops what waits."""

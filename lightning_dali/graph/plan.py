@@ -273,8 +273,7 @@ def plan_tail(tails: Sequence[Sequence[Call]], key: Any) -> list[TailStep]:
     while ahead:
         chosen = max(ahead, key=lambda k: (not behind[k], max(len(keyed[r]) - at[r] for r in ahead[k]), len(ahead[k])))
         rows = sorted(ahead.pop(chosen))
-        calls = [keyed[row][at[row]][1] for row in rows]
-        steps.append(_tail_step(calls, rows, len(keyed)))
+        steps.append(_tail_step([keyed[row][at[row]][1] for row in rows], rows, len(keyed)))
         for row in rows:
             at[row] += 1
             if at[row] < len(keyed[row]):

@@ -15,12 +15,13 @@ from lightning_dali.graph.tail import apply_call, apply_ragged
 Rows = torch.Tensor | list[torch.Tensor]
 
 
-def run_tail(rows: Rows, steps: Sequence[TailStep]) -> Rows:
+def run_tail(rows: Rows, steps: Sequence[TailStep], *, channels_last: bool = False) -> Rows:
     """Runs `steps` in order.
 
     Args:
         rows: `(n, C, H, W)`, or n tensors `(C, H, W)` of different sizes. It is not changed.
         steps: Each names its rows and their arguments.
+        channels_last: Whether the result lies in memory as (n, H, W, C).
 
     Returns:
         A tensor when the results have one size and dtype, else a list.
@@ -28,8 +29,18 @@ def run_tail(rows: Rows, steps: Sequence[TailStep]) -> Rows:
     for step in steps:
         rows = _step(rows, step)
     if isinstance(rows, list):
-        return _joined(rows)
-    return rows.contiguous()
+        rows = _joined(rows)
+    return in_format(rows, channels_last=channels_last)
+
+
+def in_format(rows: Rows, *, channels_last: bool) -> Rows:
+    """Lays images out in memory: `(n, C, H, W)` or a list of `(C, H, W)`."""
+    if isinstance(rows, list):
+        if not channels_last:
+            return [item.contiguous() for item in rows]
+        return [item.movedim(-3, -1).contiguous().movedim(-1, -3) for item in rows]
+    channels_last = channels_last and rows.ndim == 4
+    return rows.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def _step(rows: Rows, step: TailStep) -> Rows:
@@ -62,4 +73,4 @@ def _joined(items: list[torch.Tensor]) -> Rows:
     first = items[0]
     if all(item.shape == first.shape and item.dtype == first.dtype for item in items):
         return torch.stack(items)
-    return [item.contiguous() for item in items]
+    return items

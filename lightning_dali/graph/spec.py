@@ -28,6 +28,8 @@ class Device:
     """Batches in flight inside DALI."""
     hw_decoder_load: float = 1.0
     """Share of JPEGs given to the hardware decoder (docs/decisions)."""
+    channels_last: bool = False
+    """Whether image batches lie in memory as (B, H, W, C); their shape stays (B, C, H, W)."""
     outputs_on_cpu: bool = False
     """Whether batches are delivered in host memory."""
     pipelines: Mapping[str, Any] = field(default_factory=dict, compare=False)

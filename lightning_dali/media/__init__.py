@@ -10,6 +10,8 @@ from lightning_dali.media.images import MAX_PIXELS, check_complete, check_size, 
 from lightning_dali.media.index_cache import IndexCache
 from lightning_dali.media.pnm import encode_pnm, pnm_size, write_pnm_into
 from lightning_dali.media.remote import RemoteReader
+from lightning_dali.media.tars import TarSamples
+from lightning_dali.media.video_annexb import PacketCut, cut_packets
 from lightning_dali.media.video_cut import CutClip, cut
 from lightning_dali.media.video_decode import decode_frames
 from lightning_dali.media.video_index import VideoError, VideoIndex
@@ -27,7 +29,9 @@ __all__ = [
     "ImageHeader",
     "IndexCache",
     "MediaError",
+    "PacketCut",
     "RemoteReader",
+    "TarSamples",
     "VideoError",
     "VideoIndex",
     "build_index",
@@ -36,6 +40,7 @@ __all__ = [
     "check_samples",
     "check_size",
     "cut",
+    "cut_packets",
     "cut_wav",
     "decode_audio",
     "decode_frames",

@@ -86,11 +86,10 @@ def _timed(index: VideoIndex, kept: dict[int, bytes], shown: Ints) -> list[Parce
     order."""
     places = np.arange(len(kept))
     ranks = index.packets.ranks[list(kept)]
-    hidden = ranks < 0
-    pts = places if hidden.any() else np.searchsorted(shown, ranks)
+    pts = places if np.any(ranks < 0) else np.searchsorted(shown, ranks)
     delay = int((places - pts).max())
-    starts = set(index.packets.starts.tolist())
+    # Only the first is marked as a key frame: a decoder that seeks must not land on one whose leading frames are wanted.
     return [
-        Parcel(data, int(time) + delay, place, number in starts)
-        for place, ((number, data), time) in enumerate(zip(kept.items(), pts, strict=True))
+        Parcel(data, int(time) + delay, place, place == 0)
+        for place, (data, time) in enumerate(zip(kept.values(), pts, strict=True))
     ]

@@ -184,7 +184,8 @@ class VideoIndex:
     @property
     def nbytes(self) -> int:
         """About how much memory the index takes, in bytes."""
-        return 256 + len(self.header) + 16 * self.num_frames + 16 * len(self.packets) + 16 * len(self.packets.positions)
+        arrays = 24 * self.num_frames + 24 * len(self.packets) + 8 * len(self.packets.positions)
+        return 512 + len(self.header) + arrays
 
     def frame_at(self, seconds: npt.ArrayLike, *, tolerance_ticks: float = 0.5) -> Ints:
         """The frames shown at the given times: the nearest at or before each; the first frame for times before it.

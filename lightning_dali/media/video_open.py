@@ -1,8 +1,8 @@
 """Open a video for reading, and say in a few words why it cannot be. Runs in the worker process."""
 
+import contextlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
@@ -18,7 +18,8 @@ DIRECT = "mov,mp4,m4a,3gp,3g2,mj2"
 
 _SEALED = {"protocol_whitelist": "file"}
 """A file that is a playlist must not make a worker fetch something."""
-_QUICK = {"skip_frame": "all", "probesize": "32", "analyzeduration": "1"}
+_QUICK_DECODE = {"skip_frame": "all"}
+_QUICK_PROBE = {"probesize": "32", "analyzeduration": "1"}
 """Options that keep FFmpeg from decoding a frame while it opens a file: 22 ms for H.264 at 1920x1080, else 0.5 ms."""
 _QUICK_FORMATS = (DIRECT, "matroska,webm")
 """Formats whose header says all that demuxing needs."""
@@ -35,7 +36,7 @@ _MAGICS = (b"\x1aE\xdf\xa3", b"RIFF")
 _MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_video(source: Source, *, container: str | None = None) -> Iterator[tuple[Any, Any]]:
     """The open PyAV container of a source and its video stream, closed at the end of the `with` block.
 
@@ -49,13 +50,15 @@ def open_video(source: Source, *, container: str | None = None) -> Iterator[tupl
     """
     quick = container in _QUICK_FORMATS
     name = container.split(",")[0] if quick and container else None
-    options = _SEALED | (_QUICK if quick else {})
+    # `options` only for files known to be good: before PyAV 18 a file without streams crashes the process with them.
+    options = {"options": _QUICK_DECODE} if quick else {}
+    probe = _SEALED | (_QUICK_PROBE if quick else {})
     with open_file(source) as file:  # also where PyAV opens by name: its errors are not the usual ones
         encrypted = not quick and _is_encrypted(file)
         file.seek(0)
         name_or_file = file if isinstance(source, bytes) else f"file:{os.path.abspath(source)}"
         try:
-            opened = av.open(name_or_file, format=name, options=options, **_LENIENT)
+            opened = av.open(name_or_file, format=name, container_options=probe, **options, **_LENIENT)
         except (av.error.FFmpegError, ValueError) as error:
             raise VideoError(_why_not(file, error)) from error
         with opened:
@@ -65,7 +68,7 @@ def open_video(source: Source, *, container: str | None = None) -> Iterator[tupl
             yield opened, stream
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_file(source: Source) -> Iterator[Any]:
     """A seekable binary file, without a buffer: it is read at a few places only."""
     with BytesIO(source) if isinstance(source, bytes) else open(source, "rb", buffering=0) as file:
@@ -113,6 +116,18 @@ def video_stream(container: Any) -> Any:
     if stream.codec_context is None:
         raise VideoError("codec unknown to FFmpeg, or encrypted")
     return stream
+
+
+def demux(container: Any, stream: Any) -> Iterator[Any]:
+    """The packets of a stream, from where the container stands to its end.
+
+    PyAV's own `demux` raises IndexError at a packet of a stream that turned up after opening (program and transport
+    streams); the next call goes on behind it.
+    """
+    while True:
+        with contextlib.suppress(IndexError):
+            yield from (packet for packet in container.demux(stream) if packet.size)
+            return
 
 
 def codec_name(stream: Any) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from lightning_dali.media.bitstream import nal_length_bytes
 from lightning_dali.media.video_index import VideoError, VideoIndex
-from lightning_dali.media.video_open import DIRECT, Source, open_file, open_video, read_at, source_bytes
+from lightning_dali.media.video_open import DIRECT, Source, demux, open_file, open_video, read_at, source_bytes
 from lightning_dali.media.video_plan import Segment
 
 _AHEAD = 256
@@ -145,7 +145,7 @@ class _DemuxedPackets(Packets):
             yield from self._packets()
 
     def _packets(self) -> Iterator[Any]:
-        return (packet for packet in self._container.demux(self._stream) if packet.size)
+        return demux(self._container, self._stream)
 
     def _number(self, packet: Any) -> int | None:
         """The packet's number by its name and size; None for one that the index does not know.

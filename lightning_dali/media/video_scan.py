@@ -16,7 +16,16 @@ from lightning_dali.media.bitstream import Start, format_signature, is_shown, na
 from lightning_dali.media.video_facts import read_facts
 from lightning_dali.media.video_index import Bools, Ints, PacketTable, VideoError, VideoIndex
 from lightning_dali.media.video_mux import empty_file, fits_mp4
-from lightning_dali.media.video_open import DIRECT, Source, codec_name, open_file, open_video, read_at, source_bytes
+from lightning_dali.media.video_open import (
+    DIRECT,
+    Source,
+    codec_name,
+    demux,
+    open_file,
+    open_video,
+    read_at,
+    source_bytes,
+)
 from lightning_dali.media.video_pictures import pictures
 
 _REORDERING = {"h264", "hevc", "vvc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "msmpeg4v3", "rv30", "rv40"}
@@ -108,9 +117,7 @@ def _demux(container: Any, stream: Any) -> _Scan:
     length_bytes = nal_length_bytes(codec, stream.codec_context.extradata)
     scan = _Scan()
     try:
-        for packet in container.demux(stream):
-            if not packet.size:
-                continue
+        for packet in demux(container, stream):
             data = bytes(packet) if packet.is_keyframe or codec in ("vp8", "vp9") else b""
             kind = start_kind(codec, data, length_bytes) if packet.is_keyframe else Start.NONE
             if kind:
@@ -164,8 +171,9 @@ def _order_by_time(pts: Ints, starts: Ints, shown: Bools) -> Ints:
 def _order_by_decoding(source: Source, stream: Any, dts: Ints) -> tuple[Ints, Ints]:
     """The same as a decoder gives them, and a time for each packet: the decode times, dealt out in display order."""
     with open_video(source) as (container, again):
-        packets = islice((packet for packet in container.demux(again) if packet.size), len(dts))
-        order = np.array([number for number, _ in pictures(again.codec_context, enumerate(packets))], dtype=np.int64)
+        packets = islice(demux(container, again), len(dts))
+        shown = dict.fromkeys(number for number, _ in pictures(again.codec_context, enumerate(packets)))
+    order = np.array([*shown], dtype=np.int64)  # damage can make one packet show twice
     times = _counted(stream, dts)
     times[order] = np.sort(times[order])
     return order, times

@@ -143,7 +143,7 @@ def _by_field(items: Sequence[tuple[str, int, Any]]) -> Mapping[str, list[int]]:
 
 def _plan_field(items: Sequence[tuple[str, int, Any]], group: list[int]) -> list[tuple[Lane, list[int]]]:
     done = [position for position in group if items[position][2].source.finished or not _in_graph(items[position][2])]
-    rest = [position for position in group if position not in set(done)]
+    rest = sorted(set(group) - set(done))
     lanes = [_pixel_lane(items, done)] if done else []
     if not rest:
         return lanes
@@ -202,14 +202,14 @@ def _image_lane(items: Sequence[tuple[str, int, Any]], spec: ImageSpec, members:
         data=Blobs(_payload(item.source, encoded=spec.encoded) for item in members),
         inputs=head_inputs(spec, heads),
         heads=[],
-        tail=plan_tail([_families(item.tail) for item in members], group_key),
+        tail=plan_tail([families(item.tail) for item in members], group_key),
         indices=[items[position][1] for position in positions],
         paths=[item.source.path for item in members],
     )
     return lane, positions
 
 
-def _families(tail: tuple[Call, ...]) -> list[Call]:
+def families(tail: tuple[Call, ...]) -> list[Call]:
     """Calls that may share a kernel get its name (affine and rotate are both warps); those that do nothing are left out."""
     calls = []
     for name, kwargs in tail:

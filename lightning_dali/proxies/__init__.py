@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_dali.proxies.calls import Call
-from lightning_dali.proxies.capture import capture
+from lightning_dali.proxies.capture import capture, captures_follow
 from lightning_dali.proxies.image import ProxyImage, ProxyStack, replay
 from lightning_dali.proxies.kernels import register
 from lightning_dali.proxies.notes import collect_notes
@@ -12,4 +12,4 @@ from lightning_dali.proxies.source import ImageSource
 
 register(ProxyImage)
 
-__all__ = ["Call", "ImageSource", "ProxyImage", "ProxyStack", "capture", "collect_notes", "no_capture", "replay"]
+__all__ = ["Call", "ImageSource", "ProxyImage", "ProxyStack", "capture", "captures_follow", "collect_notes", "no_capture", "replay"]

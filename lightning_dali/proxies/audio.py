@@ -15,7 +15,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from lightning_dali.proxies.audio_calls import AudioCall, AudioState
 from lightning_dali.proxies.audio_source import AudioSource
-from lightning_dali.proxies.image import _who_needs_pixels, stand_in
+from lightning_dali.proxies.image import stand_in, who_needs_pixels
 
 _PROPERTIES = (
     "shape",
@@ -157,7 +157,7 @@ class ProxyAudio(torch.Tensor):
     def materialise(self, reason: str | None = None) -> torch.Tensor:
         """Decodes here and runs the recorded steps, with the numbers that were drawn."""
         if self.source.result is None or self.calls:
-            self.source.note_materialised(reason or _who_needs_pixels())
+            self.source.note_materialised(reason or who_needs_pixels())
         if self.known is None:
             self.known = self._run()
         return self.known
@@ -207,7 +207,7 @@ class ProxyAudio(torch.Tensor):
         recorded = record_function(func, args, kwargs)
         if recorded is not NotImplemented:
             return recorded
-        reason = _who_needs_pixels(func)
+        reason = who_needs_pixels(func)
 
         def samples(value: Any) -> Any:
             if isinstance(value, ProxyAudio):

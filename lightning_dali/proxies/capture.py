@@ -37,8 +37,8 @@ def read_bytes(file: Any) -> tuple[bytes, str | None]:
     """The bytes and, where known, the path of what was handed to an `open`: a path or a binary file object."""
     if isinstance(file, (str, bytes, os.PathLike)):
         path = os.fsdecode(file)
-        with open(path, "rb") as stream:
-            return stream.read(), path
+        with open(path, "rb", buffering=0) as stream:  # read whole at once: a buffer would only copy
+            return stream.readall(), path
     name = getattr(file, "name", None)
     return file.read(), name if isinstance(name, str) else None
 
@@ -128,6 +128,10 @@ def _to_tensor(original: Callable[..., Any], pic: Any) -> Any:
     return F2.to_dtype(pic.record("to_image", {}), torch.float32, scale=True)
 
 
+def _convert_image_dtype(original: Callable[..., Any], image: Any, dtype: torch.dtype = torch.float32) -> Any:
+    return F2.to_dtype(image, dtype, scale=True) if isinstance(image, ProxyImage) else original(image, dtype)
+
+
 def _as_tensor(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.as_tensor` and `torch.tensor` would copy the stand-in's byte; so would every `tv_tensors.Image(data)`."""
     if not isinstance(data, ProxyImage):
@@ -142,6 +146,24 @@ def _wrap(original: Callable[..., Any], wrappee: Any, *, like: Any, **kwargs: An
     if not isinstance(like, ProxyImage):
         return original(wrappee, like=like, **kwargs)
     return wrappee.as_subclass(tv_tensors.Image)
+
+
+def _get_fill(original: Callable[..., Any], fills: Any, kind: type) -> Any:
+    """torchvision looks a fill up by the exact type: `fill={tv_tensors.Image: 127, "others": 0}`."""
+    if kind is not ProxyImage:
+        return original(fills, kind)
+    return original(fills, next((known for known in (tv_tensors.Image, PIL.Image.Image) if known in fills), kind))
+
+
+def _transform_dtype(original: Callable[..., Any], self: Any, inpt: Any, params: Any) -> Any:
+    """`v2.ToDtype` looks its dtype up by the exact type too."""
+    if not isinstance(inpt, ProxyImage) or not isinstance(self.dtype, dict):
+        return original(self, inpt, params)
+    kind = PIL.Image.Image if inpt.meets_pil else tv_tensors.Image
+    if kind not in self.dtype and "others" not in self.dtype:
+        return original(self, inpt, params)  # raises, and says why
+    dtype = self.dtype.get(kind, self.dtype.get("others"))
+    return inpt if dtype is None else F2.to_dtype(inpt, dtype=dtype, scale=self.scale)
 
 
 def _get_dimensions(original: Callable[..., Any], img: Any) -> Any:
@@ -178,6 +200,7 @@ def _only_while_capturing(
 _V1_SPECIAL: dict[str, Callable[..., Any]] = {
     "to_tensor": _to_tensor,
     "pil_to_tensor": _to_image,
+    "convert_image_dtype": _convert_image_dtype,
     "to_pil_image": _to_pil_image,
     "get_dimensions": _get_dimensions,
     "get_image_size": _get_image_size,
@@ -213,6 +236,9 @@ def _patches() -> tuple[_Patch, ...]:
         (torch, "as_tensor", _as_tensor),
         (torch, "tensor", _as_tensor),
         (tv_tensors, "wrap", _wrap),
+        (v2.ToDtype, "transform", _transform_dtype),
+        *((module, "_get_fill", _get_fill) for module in vars(v2).values() if hasattr(module, "_get_fill")),
+        (F2, "convert_image_dtype", _convert_image_dtype),
         (F2, "to_image", _to_image),
         (F2, "pil_to_tensor", _to_image),
         (F2, "to_pil_image", _to_pil_image),
@@ -265,7 +291,6 @@ _V1_TWINS = frozenset(
         "equalize",
         "elastic_transform",
         "normalize",
-        "convert_image_dtype",
     ]
 )
 
@@ -277,6 +302,16 @@ def capture(kind: str = "image") -> Iterator[None]:
     try:
         with capturing(kind):
             yield
+    finally:
+        _install(-1)
+
+
+@contextmanager
+def captures_follow() -> Iterator[None]:
+    """Around many `capture`s: attributes are replaced once instead of for each. By itself it captures nothing."""
+    _install(+1)
+    try:
+        yield
     finally:
         _install(-1)
 

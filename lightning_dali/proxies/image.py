@@ -7,6 +7,7 @@ below it is one byte with strides of zero. Whatever really needs pixels (a lambd
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from lightning_dali.proxies.scope import no_capture
 from lightning_dali.proxies.source import ImageSource, channels_of_mode
 
 # What may be asked of a stand-in without touching a pixel.
-_METADATA: set[Any] = {
+METADATA_FUNCTIONS: set[Any] = {
     torch.Tensor.size,
     torch.Tensor.dim,
     torch.Tensor.ndimension,
@@ -43,7 +44,7 @@ _METADATA: set[Any] = {
     torch.Tensor.names.__get__,  # type: ignore[attr-defined]
 }
 # What leaves the pixels as they are.
-_IDENTITY: set[Any] = {
+IDENTITY_FUNCTIONS: set[Any] = {
     torch.Tensor.contiguous,
     torch.Tensor.clone,
     torch.Tensor.detach,
@@ -60,16 +61,17 @@ _DIVISIONS: set[Any] = {
     torch.true_divide,
 }
 _UNSCALED = {"dtype": torch.float32, "scale": False}
-_BASES: dict[torch.dtype, torch.Tensor] = {}
 
 
 def stand_in(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor of that shape and dtype over a single element."""
-    base = _BASES.get(dtype)
-    if base is None:
-        base = _BASES[dtype] = torch.zeros((), dtype=dtype)
+    return _stand_in(tuple(shape), dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _stand_in(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     with DisableTorchFunctionSubclass():
-        return base.expand(tuple(shape))
+        return torch.zeros((), dtype=dtype).expand(shape)
 
 
 class ProxyImage(PILFace, tv_tensors.Image):
@@ -131,7 +133,9 @@ class ProxyImage(PILFace, tv_tensors.Image):
         """The proxy itself: torch's own does not pass through `__torch_function__` and would hand out the stand-in."""
         if cls in (torch.Tensor, tv_tensors.Image, tv_tensors.TVTensor, type(self)):
             return self
-        return self.materialise_tensor(f"as_subclass({cls.__name__})").as_subclass(cls)
+        # a mask is a target, whose place is the worker
+        reason = "" if issubclass(cls, tv_tensors.Mask) else f"as_subclass({cls.__name__})"
+        return self.materialise_tensor(reason).as_subclass(cls)
 
     @property
     def meets_pil(self) -> bool:
@@ -141,8 +145,14 @@ class ProxyImage(PILFace, tv_tensors.Image):
     # -- pixels, when they are really needed ---------------------------------------------------------------------
 
     def materialise(self, reason: str | None = None) -> Any:
-        """Decodes and replays the recorded calls with torchvision: a PIL image or a `tv_tensors.Image`."""
-        self.source.note_materialised(reason or _who_needs_pixels())
+        """Decodes and replays the recorded calls with torchvision: a PIL image or a `tv_tensors.Image`.
+
+        Args:
+            reason: What needs pixels; None looks for the transform that asks, "" says nothing.
+        """
+        reason = who_needs_pixels() if reason is None else reason
+        if reason:
+            self.source.note_materialised(reason)
         with no_capture():
             return replay(self.source.decode(), self.calls)
 
@@ -159,6 +169,13 @@ class ProxyImage(PILFace, tv_tensors.Image):
             image: PIL.Image.Image = F.to_pil_image(pixels) if isinstance(pixels, torch.Tensor) else pixels
         return image
 
+    def become(self, image: PIL.Image.Image) -> None:
+        """Stands for another image from now on: this one was changed in place."""
+        self.source = ImageSource.from_pixels(np.array(image), mode=image.mode)
+        self.calls, self.mode = (), image.mode
+        with DisableTorchFunctionSubclass():
+            self.data = stand_in((channels_of_mode(image.mode), image.height, image.width), torch.uint8)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         pixels = self.materialise()
         array = np.asarray(pixels)
@@ -173,10 +190,10 @@ class ProxyImage(PILFace, tv_tensors.Image):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _METADATA:
+        if func in METADATA_FUNCTIONS:
             with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func in _IDENTITY:
+        if func in IDENTITY_FUNCTIONS:
             return args[0]
         if func is torch.stack:
             tensors = kwargs.get("tensors", args[0] if args else ())
@@ -190,7 +207,7 @@ class ProxyImage(PILFace, tv_tensors.Image):
             scaled = args[0]._divided_by_255()
             if scaled is not None:
                 return scaled
-        reason = _who_needs_pixels(func)
+        reason = who_needs_pixels(func)
 
         def pixels(value: Any) -> Any:
             if isinstance(value, ProxyImage):
@@ -233,17 +250,27 @@ class ProxyImage(PILFace, tv_tensors.Image):
 
 
 class ProxyStack:
-    """Several proxies that a collate function stacked: they become one tensor `(B, C, H, W)` in the rank."""
+    """Several proxies that were stacked: they become one tensor `(B, C, H, W)`, or `(B, N, C, H, W)`, in the rank."""
 
-    def __init__(self, items: list[ProxyImage]) -> None:
+    def __init__(self, items: list[ProxyImage], lead: tuple[int, ...] | None = None) -> None:
         self.items = items
+        self.lead = lead
+        """The leading dimensions where there are several: (B, N)."""
+
+    @classmethod
+    def join(cls, stacks: Sequence[ProxyStack]) -> ProxyStack | None:
+        """Stacks of one length, stacked; None if their lengths differ."""
+        inner = {stack.lead or (len(stack.items),) for stack in stacks}
+        if len(inner) > 1:
+            return None
+        return cls([item for stack in stacks for item in stack.items], (len(stacks), *inner.pop()))
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self.items), *self.items[0].shape))
+        return torch.Size((*(self.lead or (len(self.items),)), *self.items[0].shape))
 
     def __len__(self) -> int:
-        return len(self.items)
+        return self.shape[0]
 
 
 def replay(pixels: Any, calls: Sequence[Call]) -> Any:
@@ -283,7 +310,7 @@ def _changes_in_place(func: Any) -> bool:
     return name == "__setitem__" or name in _AUGMENTED or (name.endswith("_") and not name.endswith("__"))
 
 
-def _who_needs_pixels(func: Any = None) -> str:
+def who_needs_pixels(func: Any = None) -> str:
     """Names what asked for pixels: the nearest transform on the call stack, else the torch function."""
     frame = sys._getframe(1)
     while frame is not None:

@@ -50,10 +50,18 @@ _SAME_SHAPE = (
 )  # fmt: skip
 
 
+_PLAIN = frozenset({int, float, bool, str, type(None), F.InterpolationMode})
+
+
+_FEW = 16
+
+
 def _plain(value: Any) -> Any:
     """Arguments as plain numbers, so that they pickle small and compare."""
-    if isinstance(value, torch.Tensor) and value.ndim == 0:
-        return value.item()
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor) and value.ndim < 2 and value.numel() <= _FEW:
+        return value.tolist()  # a mean and a std may be given as tensors
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value
@@ -63,15 +71,19 @@ _WARPS = frozenset({"affine", "rotate", "perspective", "elastic"})
 _RESIZES = frozenset({"resize", "resized_crop"})
 
 
+_NUMBERS: dict[Any, str] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+
+
 def _filter_name(interpolation: Any) -> str:
     """torchvision's name of a filter, given as an enum, a name or Pillow's number."""
-    numbers = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-    return str(numbers.get(interpolation, getattr(interpolation, "value", interpolation)))
+    if isinstance(interpolation, F.InterpolationMode):
+        return str(interpolation.value)
+    return _NUMBERS.get(interpolation, str(interpolation))
 
 
 def _runs_on_device(name: str, kwargs: Kwargs) -> bool:
     """Whether the device has the filter: Pillow's other ones (Lanczos, box, Hamming, bicubic warps) are Pillow's alone."""
-    if "interpolation" not in kwargs or name not in _WARPS | _RESIZES:
+    if "interpolation" not in kwargs or not (name in _WARPS or name in _RESIZES):
         return True
     filters = ("nearest", "bilinear") if name in _WARPS else ("nearest", "nearest-exact", "bilinear", "bicubic")
     return _filter_name(kwargs["interpolation"]) in filters

@@ -6,6 +6,7 @@ pixels (the proxy is materialised).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ _TRANSPOSITIONS: Mapping[Any, tuple[int, tuple[str, ...]]] = {
     _T.TRANSPOSE: (1, ("vertical_flip",)),
     _T.TRANSVERSE: (1, ("horizontal_flip",)),
 }
+_IN_PLACE = frozenset({"thumbnail", "paste", "putpixel", "putalpha", "putdata", "putpalette", "alpha_composite"})
 # Known from the file's header: no pixel is decoded for them.
 _HEADER = frozenset({"info", "getexif", "_getexif", "n_frames", "is_animated", "getxmp", "text", "get_format_mimetype"})
 
@@ -60,6 +62,7 @@ class PILFace:
         def make(cls, source: ImageSource) -> Any: ...
         def record(self, name: str, kwargs: Mapping[str, Any], *, shape: Sequence[int] | None = None) -> Any: ...
         def materialise_pil(self, reason: str | None = None) -> PIL.Image.Image: ...
+        def become(self, image: PIL.Image.Image) -> None: ...
         def materialise_tensor(self, reason: str | None = None) -> torch.Tensor: ...
 
     @property
@@ -144,12 +147,26 @@ class PILFace:
     def getbands(self) -> tuple[str, ...]:
         return PIL.Image.getmodebandnames(self.mode)
 
+    def _in_place(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """A method that changes the image itself: the proxy stands for what it made."""
+        image = self.materialise_pil(f"PIL.Image.{name}")
+        result = getattr(image, name)(*args, **kwargs)
+        self.become(image)
+        return result
+
     def _delegate(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return getattr(self.materialise_pil(f"PIL.Image.{name}"), name)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _IN_PLACE:
+            return functools.partial(self._in_place, name)
         if name in _HEADER and self.source.header is not None:
             return getattr(self.source.opened(), name)
-        if name.startswith("_") or (not hasattr(PIL.Image.Image, name) and name not in ("info", "palette", "im")):
+        # `draft` and `seek` change what will be decoded: without them the dataset gets a real image
+        if (
+            name.startswith("_")
+            or name in ("draft", "seek")
+            or (not hasattr(PIL.Image.Image, name) and name not in ("info", "palette", "im"))
+        ):
             raise AttributeError(f"ProxyImage has no attribute {name!r}")
         return getattr(self.materialise_pil(f"PIL.Image.{name}"), name)

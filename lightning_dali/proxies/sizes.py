@@ -91,6 +91,12 @@ def pad_size(old: Size, kwargs: Kwargs) -> Size:
     return old[0] + top + bottom, old[1] + left + right
 
 
+def _quarter_turns(size: Size) -> tuple[tuple[int, ...], ...]:
+    """Pillow's transpositions for 0, 90, 180 and 270 degrees, as matrices from output to input pixels."""
+    height, width = size
+    return (1, 0, 0, 0, 1, 0), (0, -1, width, 1, 0, 0), (-1, 0, width, 0, -1, height), (0, 1, 0, -1, 0, height)
+
+
 def pil_rotation(
     size: Size, angle: float, center: Sequence[float] | None, expand: bool
 ) -> tuple[list[float], tuple[int, int]]:
@@ -99,7 +105,11 @@ def pil_rotation(
     Pillow rounds the sines to fifteen digits, so that quarter turns are exact, and widens the canvas to whole pixels.
     """
     height, width = size
-    turn = -math.radians(angle % 360.0)
+    angle %= 360.0
+    if center is None and (angle % 180 == 0 or (angle % 90 == 0 and (expand or width == height))):
+        turned = (height, width) if angle % 180 == 0 else (width, height)
+        return list(map(float, _quarter_turns(size)[int(angle // 90)])), turned
+    turn = -math.radians(angle)
     sine, cosine = round(math.sin(turn), 15), round(math.cos(turn), 15)
     matrix = [cosine, sine, 0.0, -sine, cosine, 0.0]
 

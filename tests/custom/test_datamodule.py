@@ -381,6 +381,16 @@ def test_what_is_no_pipeline_or_dataset_is_refused(paths: list[Path]) -> None:
     with pytest.raises(TypeError, match="returned dict, not a nvidia.dali.Pipeline"), module(files, lambda **_: {}):
         pass
 
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter([])
+
+    with (
+        pytest.raises(TypeError, match="train_dataset is an IterableDataset"),
+        module(lambda proxy: Stream(), pipelines.decode),
+    ):
+        pass
+
     def no_input(**options: Any) -> Any:
         from nvidia.dali import fn
 

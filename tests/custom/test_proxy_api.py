@@ -135,6 +135,16 @@ def test_two_loaders_on_one_server_and_an_abandoned_pass(jpeg: Path) -> None:
         assert [index for _, target in val for index in target.tolist()] == list(range(24))
 
 
+def test_loaders_take_turns_with_a_pipeline_that_cannot_be_copied(jpeg: Path) -> None:
+    pipe = pipelines.with_python(batch_size=8, num_threads=1, device_id=None)
+    with dali_proxy.DALIServer(pipe) as server:
+        dataset = torchvision.datasets.ImageFolder(jpeg, server.proxy, loader=lambda path: Path(path).read_bytes())
+        for _ in range(2):
+            for _ in range(2):
+                loader = dali_proxy.DataLoader(server, dataset, batch_size=8)
+                assert [index for _, target in loader for index in target.tolist()] == list(range(24))
+
+
 def test_what_has_no_counterpart_is_refused() -> None:
     server = dali_proxy.DALIServer(pipelines.identity(batch_size=2, num_threads=1, device_id=None))
     with pytest.raises(ValueError, match="DataLoader\\(timeout=3\\): not supported here"):

@@ -26,6 +26,8 @@ EXACT: list[tuple[str, list[dict[str, Any]]]] = [
     ("rgb_to_grayscale", [{"num_output_channels": 1}]),
     ("rgb_to_grayscale", [{"num_output_channels": 3}]),
     ("rotate", [{"angle": a, "fill": 7} for a in (-90.0, 0.0, 17.3, 180.0)]),
+    ("rotate", [{"angle": 270.0, "expand": True}]),
+    ("rotate", [{"angle": 90.0, "expand": True}]),
     ("rotate", [{"angle": 33.0, "expand": True, "fill": [1, 2, 3]}]),
     ("rotate", [{"angle": 90.0, "expand": True, "interpolation": BILINEAR}]),
     ("rotate", [{"angle": a, "center": [10, 5]} for a in (5.0, 90.0, 180.0, 270.0)]),
@@ -81,7 +83,7 @@ def test_filtered_pixels_are_pillows_within_a_rounding(name: str, rows: list[dic
 
 
 def test_a_rotated_canvas_has_pillows_size() -> None:
-    for size in ((37, 53), (40, 40), (1, 7)):
+    for size in ((37, 53), (40, 40), (1, 7), (40, 47)):
         picture = Image.new("L", size[::-1])
         for angle in (*range(-180, 181, 15), 0.1, 44.9, 89.99):
             wanted = picture.rotate(angle, expand=True)

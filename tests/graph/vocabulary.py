@@ -284,7 +284,7 @@ def _differences(batch: Any, row: int, wanted: Any) -> Iterator[torch.Tensor | N
 def compare(found: Any, wanted: Any, *, where: str) -> torch.Tensor | None:
     """Differences of an image in 255ths; None for a target, which must be equal."""
     is_image = isinstance(wanted, (Image.Image, tv_tensors.Image)) or (
-        type(wanted) is torch.Tensor and wanted.ndim == 3
+        type(wanted) is torch.Tensor and wanted.ndim in (3, 4)
     )
     if not is_image:
         assert torch.equal(torch.as_tensor(found).cpu(), torch.as_tensor(wanted)), (where, found, wanted)

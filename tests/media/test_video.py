@@ -50,14 +50,14 @@ def cut_numbers(source: Any, index: VideoIndex, frames: Any, **options: Any) -> 
     return [shown[position] if position >= 0 else -1 for position in clip.frames]
 
 
-def check(source: Any, expected: list[int] | None = None, *, tries: int = 12) -> VideoIndex:
+def check(source: Any, expected: list[int] | None = None, *, tries: int = 6) -> VideoIndex:
     """Frame k of the index shows the k-th expected number, however it is got at."""
     index = build_index(source)
     expected = list(range(NUM_FRAMES)) if expected is None else expected
     assert index.num_frames == len(expected)
     choices = [[*range(index.num_frames)], [index.num_frames - 1, 0], [0, -1, 0]]
     choices += [random.sample(range(index.num_frames), min(4, index.num_frames)) for _ in range(tries)]
-    choices += [[*range(start, index.num_frames, 4)] for start in (0, 3, 13, 21)]
+    choices += [[*range(start, index.num_frames, 4)] for start in (0, 13)]
     for frames in filter(None, choices):
         wanted = [expected[frame] if frame >= 0 else -1 for frame in frames]
         assert cut_numbers(source, index, frames) == wanted, frames
@@ -77,7 +77,7 @@ def _seeded() -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_every_codec(codec: str, variable: bool, structure: str, tmp_path: Path) -> None:
     path = make(tmp_path, codec, variable=variable, **STRUCTURES[structure])
-    index = check(path, tries=4)
+    index = check(path, tries=2)
     times = [k / 10 + (JITTER[k % 3] / 1000 if variable else 0) for k in range(NUM_FRAMES)]
     np.testing.assert_allclose(index.seconds - index.start_seconds, times, atol=6e-4)  # WebM rounds to milliseconds
     samplers = [
@@ -125,7 +125,7 @@ ODD_FILES: dict[str, Callable[[Path], Path]] = {
 @pytest.mark.parametrize("as_bytes", [False, True], ids=["path", "bytes"])
 def test_odd_files(kind: str, as_bytes: bool, tmp_path: Path) -> None:
     path = ODD_FILES[kind](tmp_path)
-    check(path.read_bytes() if as_bytes else path, tries=4)
+    check(path.read_bytes() if as_bytes else path, tries=2)
 
 
 def test_edit_list_hides_what_a_player_hides(tmp_path: Path) -> None:
@@ -312,25 +312,44 @@ def test_real_files_count_as_they_decode(name: str) -> None:
     np.testing.assert_array_equal(pixels, np.stack([shown[position] for position in small.frames]))
 
 
-def test_dali_reads_the_cuts(tmp_path: Path) -> None:
-    """On the CPU DALI decodes VP8, VP9 and MJPEG, from MP4 and from Matroska in memory."""
+def dali_numbers(data: bytes, positions: list[int], device: str) -> list[int]:
+    """The numbers in the frames that DALI's video decoder gives."""
     fn = pytest.importorskip("nvidia.dali.fn")
     from nvidia.dali import pipeline_def
 
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None if device == "cpu" else 0, exec_dynamic=True)
+    def decode() -> Any:
+        encoded = fn.external_source(lambda: [np.frombuffer(data, np.uint8)])
+        return fn.decoders.video(encoded, device=device, frames=sorted(set(positions)))
+
+    pipeline = decode()
+    pipeline.build()
+    (decoded,) = pipeline.run()
+    shown = [read_number(frame) for frame in np.array(decoded.as_cpu().at(0))]
+    return [shown[sorted(set(positions)).index(position)] for position in positions]
+
+
+def test_dali_reads_the_cuts(tmp_path: Path) -> None:
+    """On the CPU DALI decodes VP8, VP9 and MJPEG, from MP4 and from Matroska in memory."""
     for codec, suffix in (("vp9", "webm"), ("vp9", "mp4"), ("vp8", "webm"), ("mjpeg", "avi")):
         path = make(tmp_path, codec, suffix=suffix, num_frames=240, rate=30, gop=10)
         index, frames = build_index(path), [3, 7, 100, 231]
         clip = cut(path, index, frames)
+        assert dali_numbers(clip.data, clip.frames.tolist(), "cpu") == frames, codec
 
-        @pipeline_def(batch_size=1, num_threads=1, device_id=None)
-        def decode(data: bytes = clip.data, positions: list[int] = clip.frames.tolist()) -> Any:  # noqa: B008
-            encoded = fn.external_source(lambda: [np.frombuffer(data, np.uint8)])
-            return fn.decoders.video(encoded, device="cpu", frames=positions)
 
-        pipeline = decode()
-        pipeline.build()
-        (decoded,) = pipeline.run()
-        assert [read_number(frame) for frame in np.array(decoded.at(0))] == frames, codec
+@pytest.mark.gpu
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("codec", ["h264", "hevc", "mpeg4"])
+def test_nvdec_reads_the_cuts(codec: str, structure: str, tmp_path: Path) -> None:
+    """Left-out pictures, joints, and H.264's and H.265's leading pictures, for a decoder that is not FFmpeg."""
+    size = {"width": 336, "height": 256}
+    path = make(tmp_path, codec, variable=True, num_frames=240, rate=30, **size, **STRUCTURES[structure])
+    index = build_index(path)
+    for frames in ([3, 7, 11, 15], [*range(13, 77, 4)], [*range(60, 76)], [5, 100, 101, 231], [239, 30, 30]):
+        for uncrop in (False, True) if codec == "h264" else (False,):
+            clip = cut(path, index, frames, uncrop=uncrop)
+            assert dali_numbers(clip.data, clip.frames.tolist(), "mixed") == frames
 
 
 @pytest.mark.parametrize("frames", [[], [-1], [40], [-2, 0], [[0]]], ids=str)

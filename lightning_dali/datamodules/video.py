@@ -1,0 +1,194 @@
+"""`VideoDataModule`: any video dataset with torchvision transforms, decoded by NVDEC and the workers.
+
+Runs in the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from lightning_dali import environment
+from lightning_dali.datamodules.base import BaseDataModule
+from lightning_dali.datamodules.clips import PerClip
+from lightning_dali.datamodules.datasets import Datasets
+from lightning_dali.datamodules.options import Options
+from lightning_dali.graph.spec import Device
+from lightning_dali.loader import Loader
+from lightning_dali.media import ClipSampler, IndexCache
+from lightning_dali.modalities.video import VideoModality
+from lightning_dali.sampling import Shard
+
+DECODERS = ("auto", "nvdec", "dali", "cpu")
+LAYOUTS = ("TCHW", "CTHW")
+
+
+class VideoDataModule(BaseDataModule):
+    """Trains on clips of videos from an unmodified dataset of files.
+
+    A sample holds a video as a path or as the bytes of a whole file, anywhere in it: `(path, label)`, `{"video": path}`. It
+    becomes a clip of T frames, `(B, T, C, H, W)` in the batch, as the transform would have produced it; the same draw counts
+    for all its frames. torchvision's Kinetics, UCF101 and HMDB51 choose their clips themselves. Every other field is
+    collated as PyTorch does and moved to the device.
+
+    Args:
+        train_dataset: A map-style dataset, or a zero-argument function that makes one (torchvision's video datasets read
+            all files when they are made: made by a function, they do so here, without torchcodec).
+        val_dataset: The same, or a list or dict of them.
+        test_dataset: The same.
+        predict_dataset: The same.
+        train_transform: Applied to the clip; a `v2` transform, for datasets that return paths or bytes.
+        eval_transform: The same for validation, test and prediction.
+        clip: Which frames make a clip in training.
+        eval_clip: The same for validation, test and prediction; None: `clip`, from the centre where that is random. With
+            `num_clips` above one, sample `i` is clip `i % num_clips` of video `i // num_clips`.
+        decoder: ``"auto"``: NVDEC (through PyNvVideoCodec where it is installed, else DALI's decoder) and the workers
+            together, each as much as it manages; ``"nvdec"`` or ``"dali"``: everything that the hardware knows goes there;
+            ``"cpu"``: the workers decode everything, with PyAV. Without a GPU that is what happens anyway.
+        layout: ``"TCHW"``, or ``"CTHW"`` as 3D networks take it.
+        with_times: Whether a video field becomes ``{"video", "pts_seconds", "mask"}``: times `(B, T)` in seconds, and which
+            frames are real.
+        index_cache: File in which indices of videos are kept; None: in the user's cache folder.
+        batch_size: Samples of one rank in one step.
+        num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
+        num_threads: DALI's CPU threads.
+        shuffle: Whether training goes through a new permutation each epoch.
+        drop_last: Whether training drops the samples that do not fill a global batch.
+        sampler: See `ImageDataModule`.
+        batch_sampler: See `ImageDataModule`.
+        seed: Of every order and draw; None: that of `lightning.seed_everything`, else 0.
+        on_bad_sample: ``"raise"``, ``"replace"`` (by another sample of the batch) or ``"drop"`` (a shorter batch).
+        max_bad_samples: More than so many on a rank end the run.
+        batch_transform: Such as `v2.MixUp`, on the device, in training.
+        collate_fn: Instead of the default; it sees stand-ins in the places of clips.
+        release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
+        ragged: ``"error"``: clips of one batch must have one size; ``"list"``: otherwise a list is delivered.
+        with_index: Whether the batch carries the dataset indices of its rows.
+        device: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
+        prefetch: Finished batches that wait on the device for the model.
+        multiprocessing_context: Start method of the workers; None: the platform's.
+        persistent_workers: Whether workers live from one epoch to the next.
+        depth: Batches in decoding at a time.
+        watchdog_seconds: After so long without a batch the log says what is waited for.
+
+    Raises:
+        ValueError: An option has a value that is not allowed, or a dataset is empty.
+        TypeError: An option has the wrong type.
+    """
+
+    def __init__(
+        self,
+        *,
+        train_dataset: Datasets = None,
+        val_dataset: Datasets = None,
+        test_dataset: Datasets = None,
+        predict_dataset: Datasets = None,
+        train_transform: Callable[[Any], Any] | None = None,
+        eval_transform: Callable[[Any], Any] | None = None,
+        clip: ClipSampler | None = None,
+        eval_clip: ClipSampler | None = None,
+        decoder: str = "auto",
+        layout: str = "TCHW",
+        with_times: bool = False,
+        index_cache: str | None = None,
+        batch_size: int = 8,
+        num_workers: int | None = None,
+        num_threads: int | None = 4,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        seed: int | None = None,
+        on_bad_sample: str = "raise",
+        max_bad_samples: int | None = None,
+        batch_transform: Callable[..., Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        release_memory: str = "stage",
+        ragged: str = "error",
+        with_index: bool = False,
+        device: Any = "auto",
+        prefetch: int = 2,
+        multiprocessing_context: str | None = None,
+        persistent_workers: bool = True,
+        depth: int = 3,
+        watchdog_seconds: float = 60.0,
+    ) -> None:
+        options = Options(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            num_threads=num_threads,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+            on_bad_sample=on_bad_sample,
+            max_bad_samples=max_bad_samples,
+            release_memory=release_memory,
+            ragged=ragged,
+            with_index=with_index,
+            device=device,
+            prefetch=prefetch,
+            multiprocessing_context=multiprocessing_context,
+            persistent_workers=persistent_workers,
+            depth=depth,
+            watchdog_seconds=watchdog_seconds,
+        )
+        clip = ClipSampler(16, stride=4) if clip is None else clip
+        for name, value in (("clip", clip), ("eval_clip", eval_clip)):
+            if value is not None and not isinstance(value, ClipSampler):
+                raise TypeError(f"{name} is {value!r}: expected a ClipSampler, such as ClipSampler(16, stride=4).")
+        for name, value, allowed in (("decoder", decoder, DECODERS), ("layout", layout, LAYOUTS)):
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}: allowed are {', '.join(map(repr, allowed))}.")
+        if eval_clip is None:
+            eval_clip = replace(clip, mode="center") if clip.is_random and clip.num_clips == 1 else clip
+        self._clips = {"train": clip, "eval": eval_clip}
+        self._decoder, self._with_times = decoder, with_times
+        super().__init__(
+            modality=VideoModality(clip, layout=layout, with_times=with_times, cache=IndexCache(index_cache)),
+            options=options,
+            train_dataset=train_dataset,
+            val_dataset=val_dataset,
+            test_dataset=test_dataset,
+            predict_dataset=predict_dataset,
+            train_transform=train_transform,
+            eval_transform=eval_transform,
+            collate_fn=collate_fn,
+            batch_transform=batch_transform,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+        )
+
+    def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:
+        clip = self._clips["train" if name == "train" else "eval"]
+        hardware = _hardware(self._decoder, device)
+        num_workers = self.options.num_workers
+        self.modality = replace(
+            self.modality,
+            clip=clip,
+            hardware=hardware,
+            share=self._decoder == "auto" and hardware is not None,
+            num_workers=environment.default_num_workers(self._trainer_or_none) if num_workers is None else num_workers,
+        )
+        if clip.num_clips > 1 or clip.mode == "all":
+            dataset = PerClip(dataset, clip, self.modality)
+        return super()._loader(name, dataset, shard, device, label=label)
+
+
+def _hardware(decoder: str, device: Device) -> str | None:
+    """What decodes on the device."""
+    if device.index is None or decoder == "cpu":
+        if decoder in ("nvdec", "dali") and device.index is None:
+            raise ValueError(
+                f"decoder is {decoder!r}, but the device is the CPU: NVDEC needs a GPU. Pass decoder='auto' or 'cpu'."
+            )
+        return None
+    from lightning_dali.graph.nvdec import available
+
+    if decoder == "dali" or (decoder == "auto" and not available()):
+        return "dali"
+    if not available():
+        raise ValueError(
+            "decoder is 'nvdec', but PyNvVideoCodec is not installed: pip install 'lightning-dali[video-gpu]'."
+        )
+    return "nvdec"

@@ -1,0 +1,184 @@
+"""The graph of a video lane: decode a clip's frames, then the image template on every frame alike, then the tail.
+
+`VideoSpec` is written in the worker; building and running it happens in the rank. Three decoders end in the same graph:
+`"nvdec"` (packets through PyNvVideoCodec), `"dali"` (a cut file through `fn.decoders.video`) and `"frames"` (decoded in the
+worker).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lightning_dali.graph.image import ImageSpec, channels_first, identity_input, stage_inputs, stages
+from lightning_dali.graph.run import run_tail
+from lightning_dali.graph.spec import Device, Executor, LaneSpec
+
+if TYPE_CHECKING:
+    from lightning_dali.graph.nvdec import DecodedClip, DecoderPool
+    from lightning_dali.wire import Lane
+
+CHUNK_BYTES = 1 << 29
+"""Decoded frames that go through the graph at a time, at most: 16 clips of 16 frames at 1920x1080 are 1.6 GB."""
+
+
+@dataclass(frozen=True)
+class VideoSpec(LaneSpec):
+    """Which decoder and which stages a video lane needs."""
+
+    template: ImageSpec
+    """The stages after decoding."""
+    decoder: str = "frames"
+    """"nvdec", "dali" or "frames"."""
+    layout: str = "TCHW"
+    """Order of a clip's axes in the batch: "TCHW" or "CTHW"."""
+
+    def merge(self, other: LaneSpec) -> VideoSpec | None:
+        """One executor a decoder; stages as for images."""
+        if not isinstance(other, VideoSpec) or (self.decoder, self.layout) != (other.decoder, other.layout):
+            return None
+        template = self.template.merge(other.template)
+        return None if template is None else replace(self, template=template)
+
+    def build(self, device: Device, *, max_batch_size: int) -> Executor:
+        """Builds the DALI pipeline, and decoders where there are any."""
+        return VideoExecutor(self, device, max_batch_size=max_batch_size)
+
+    def describe(self) -> list[tuple[str, str]]:
+        """The decoder, then the stages in order."""
+        where = {"nvdec": "NVDEC", "dali": "DALI", "frames": "worker (PyAV)"}[self.decoder]
+        return [("decode", where), *self.template.describe()[1:]]
+
+
+class VideoExecutor:
+    """One DALI pipeline for a video lane, and NVDEC's threads where the spec says so."""
+
+    def __init__(self, spec: VideoSpec, device: Device, *, max_batch_size: int) -> None:
+        from lightning_dali.graph.dali import new_pipeline
+
+        self.spec, self.device = spec, device
+        self._pipeline = new_pipeline(device, max_batch_size=max_batch_size)
+        with self._pipeline:
+            self._pipeline.set_outputs(stages(_decoded(spec, device), spec.template, layout="FCHW"))
+        self._pipeline.build()
+        self._inputs = stage_inputs(spec.template)
+        self._decoders: DecoderPool | None = None
+        if spec.decoder == "nvdec":
+            from lightning_dali.graph.nvdec import DecoderPool
+
+            assert device.index is not None
+            self._decoders = DecoderPool(device.index)
+        self._waiting: deque[list[Future[DecodedClip]]] = deque()
+
+    def feed(self, lane: Lane) -> None:
+        """Starts decoding one batch; returns at once."""
+        if self._decoders is not None:
+            self._waiting.append([self._decoders.submit(packet_clip(head, lane.data)) for head in lane.heads])
+            return
+        if self.spec.decoder == "dali":
+            self._pipeline.feed_input("frames", [np.asarray(head["frames"], np.int32) for head in lane.heads])
+            self._run(lane, [lane.data[head["first"]] for head in lane.heads], range(len(lane)))
+        else:
+            self._run(lane, list(lane.data), range(len(lane)))
+
+    def _run(self, lane: Lane, data: list[Any], rows: range) -> None:
+        chosen = slice(rows.start, rows.stop)
+        self._pipeline.feed_input("data", data, **self._stream_of(data))
+        for name in self._inputs:
+            if name not in lane.inputs:
+                lane.inputs[name] = identity_input(name, lane.inputs)
+            self._pipeline.feed_input(name, lane.inputs[name][chosen])
+        self._pipeline._run_once()
+
+    def _stream_of(self, data: list[Any]) -> dict[str, Any]:
+        if not isinstance(data[0], torch.Tensor):
+            return {}
+        return {"cuda_stream": torch.cuda.current_stream(self.device.index)}
+
+    def collect(self, lane: Lane) -> torch.Tensor | list[torch.Tensor]:
+        """The oldest batch: `(n, T, C, H, W)`, or a list of `(T, C, H, W)` when sizes differ."""
+        output = self._outputs() if self._decoders is None else self._collect_decoded(lane)
+        if self.spec.template.finish is None:
+            output = [channels_first(item) for item in output] if isinstance(output, list) else channels_first(output)
+        rows = run_tail(output, lane.tail)
+        if self.spec.layout == "TCHW":
+            return rows
+        if isinstance(rows, list):
+            return [item.transpose(0, 1).contiguous() for item in rows]
+        return rows.transpose(1, 2).contiguous()
+
+    def _outputs(self) -> Any:
+        from lightning_dali.graph.dali import collect
+
+        return collect(self._pipeline, self.device)[0]
+
+    def _collect_decoded(self, lane: Lane) -> Any:
+        """Waits for NVDEC, then runs the graph over as many clips at a time as memory should hold."""
+        futures = self._waiting.popleft()
+        outputs: list[Any] = []
+        start = 0
+        while start < len(futures):
+            clips: list[torch.Tensor] = []
+            taken = 0
+            while start + len(clips) < len(futures) and (not clips or taken < CHUNK_BYTES):
+                clips.append(_ready(futures[start + len(clips)].result()))
+                taken += clips[-1].nbytes
+            self._run(lane, clips, range(start, start + len(clips)))
+            outputs.append(self._outputs())
+            for row in range(start, start + len(clips)):
+                futures[row] = Future()  # its frames are not needed any more
+            start += len(clips)
+        if len(outputs) == 1:
+            return outputs[0]
+        if all(isinstance(output, torch.Tensor) and output.shape[1:] == outputs[0].shape[1:] for output in outputs):
+            return torch.cat(outputs)
+        return [row for output in outputs for row in output]
+
+    def close(self) -> None:
+        """Frees the pipeline and the decoders."""
+        if self._decoders is not None:
+            self._decoders.close()
+        self._waiting.clear()
+        self._pipeline = None  # type: ignore[assignment]
+
+
+def _ready(clip: DecodedClip) -> torch.Tensor:
+    """A clip's frames, for the current stream."""
+    stream = torch.cuda.current_stream()
+    stream.wait_event(clip.event)
+    clip.frames.record_stream(stream)
+    return clip.frames
+
+
+def packet_clip(head: dict[str, Any], data: list[np.ndarray]) -> Any:
+    """A decoder's job from what a worker sent: `head` says which of the lane's blobs are its packets."""
+    from lightning_dali.graph.nvdec import PacketClip
+
+    return PacketClip(
+        packets=data[head["first"] : head["first"] + head["count"]],
+        frames=np.asarray(head["frames"]),
+        num_frames=head["num_frames"],
+        codec=head["codec"],
+        width=head["width"],
+        height=head["height"],
+        rotation=head["rotation"],
+    )
+
+
+def _decoded(spec: VideoSpec, device: Device) -> Any:
+    """Clips of frames (FHWC) inside the current pipeline."""
+    from nvidia.dali import fn
+
+    if spec.decoder == "dali":
+        encoded = fn.external_source(name="data", device="cpu", no_copy=True)
+        frames = fn.external_source(name="frames", device="cpu", no_copy=True)
+        return fn.decoders.video(encoded, device="mixed", frames=frames, pad_mode="constant")
+    if spec.decoder == "nvdec":
+        return fn.external_source(name="data", device="gpu", no_copy=True, layout="FHWC")
+    clips = fn.external_source(name="data", device="cpu", no_copy=True, layout="FHWC")
+    return clips.gpu() if device.index is not None else clips
