@@ -115,6 +115,15 @@ def _to_dtype(inpt: Any, dtype: torch.dtype = torch.float32, scale: bool = False
     return inpt.record("to_dtype", {"dtype": dtype, "scale": scale}, dtype=dtype)
 
 
+def _normalize(inpt: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
+    if getattr(inpt, "meets_pil", False):
+        # Someone took the proxy, which is a tensor, for converted already (timm's MaybeToTensor): convert it now.
+        inpt = F.to_dtype(inpt.record("to_image", {}), torch.float32, scale=True)
+    if not inpt.dtype.is_floating_point:
+        raise TypeError(f"Input tensor should be a float tensor. Got {inpt.dtype}.")
+    return inpt.record("normalize", {"mean": _plain(mean), "std": _plain(std)})
+
+
 def _gaussian_noise(inpt: Any, mean: float = 0.0, sigma: float = 0.1, clip: bool = True) -> Any:
     if not inpt.dtype.is_floating_point and inpt.dtype != torch.uint8:
         raise ValueError(f"Input tensor is expected to be in uint8 or float dtype, got dtype={inpt.dtype}")
@@ -151,6 +160,7 @@ def register(proxy: type, *, kind: str = "image") -> None:
     special: dict[str, Callable[..., Any]] = {
         "to_dtype": _to_dtype,
         "gaussian_noise": _gaussian_noise,
+        "normalize": _normalize,
         "five_crop": _five_crop,
         "ten_crop": _ten_crop,
     }

@@ -44,9 +44,7 @@ def _detection(name: str, root: Path, transforms: Any) -> Any:
 def test_wrapped_detection_sets(name: str, tmp_path: Path) -> None:
     if name == "CocoDetection":
         pytest.importorskip("pycocotools", reason="pip install 'lightning-dali[datasets]'")
-    keys = {"CocoDetection": ("boxes", "labels", "masks"), "Cityscapes": ("masks", "labels")}.get(
-        name, ("boxes", "labels")
-    )
+    keys = {"CocoDetection": ("boxes", "labels", "masks"), "Cityscapes": None}.get(name, ("boxes", "labels"))
     dataset = _detection(name, tmp_path, MASKS if name == "Cityscapes" else JOINT)
     wrapped = datasets.wrap_dataset_for_transforms_v2(dataset, target_keys=keys)
     request = check_same(wrapped)
