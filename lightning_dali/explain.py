@@ -182,8 +182,8 @@ def _outputs(loader: Loader) -> tuple[Output, ...]:
         one.close()
     found: dict[str, list[torch.Tensor]] = {}
     for path, leaf in leaves(batch):
-        if isinstance(leaf, torch.Tensor):  # a list of tensors of different sizes counts as one field
-            ragged = bool(path) and isinstance(path[-1], int) and len(path) > 1
+        if isinstance(leaf, torch.Tensor):  # a list of tensors of different sizes, one a row, counts as one field
+            ragged = len(path) > 1 and isinstance(path[-1], int) and tuple(leaf.shape[:1]) != (rows,)
             found.setdefault(field_name(path[:-1] if ragged else path), []).append(leaf)
     return tuple(_output(name, tensors, rows, loader.batch_size) for name, tensors in found.items())
 
@@ -240,7 +240,9 @@ def _field(name: str, lanes: Sequence[Lane]) -> FieldPlan:
 
 
 def _heads_bytes(lane: Lane) -> int:
-    return sum(head.nbytes for head in lane.heads if isinstance(head, torch.Tensor))
+    tensors: int = sum(head.nbytes for head in lane.heads if isinstance(head, torch.Tensor))
+    arrays: int = sum(array.nbytes for head in lane.heads if isinstance(head, dict) for array in head.values())
+    return tensors + arrays
 
 
 def _graph(spec: Any, lanes: Sequence[Lane]) -> tuple[Step, ...]:

@@ -92,15 +92,13 @@ def advice(totals: Totals, *, wait_share: float | None, num_workers: int, cores:
     """
     if not totals.batches:
         return "No batch came: nothing to judge."
-    waits = "Without a model" if wait_share is None else f"The model waits {100 * wait_share:.0f} % of the time:"
+    waits = "Without a model:" if wait_share is None else f"The model waits {100 * wait_share:.0f} % of the time:"
     if wait_share is not None and wait_share < ENOUGH:
         return f"The model is the limit (it waits for data {100 * wait_share:.0f} % of the time): faster data would not be felt."
     worker = (totals.per_batch("fetch") + totals.per_batch("pack")) / max(1, num_workers)
     server = totals.per_batch("decode")
     if num_workers == 0:
-        return (
-            f"{waits} batches are made in its own process: set num_workers={max(1, min(8, cores // 2))}."
-        )
+        return f"{waits} batches are made in its own process: set num_workers={max(1, min(8, cores // 2))}."
     # The server's time contains waiting for DALI, so it is called the limit only where workers cannot be.
     if worker >= 0.8 * server:
         made = f"the {num_workers} worker(s) make a batch every {1000 * worker:.0f} ms"

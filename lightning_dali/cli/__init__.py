@@ -48,7 +48,9 @@ def preview_command(
     stage: Stage = "train",
     out: Annotated[Path, typer.Option("--out", "-o", help="the PNG to write")] = Path("preview.png"),
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="samples")] = 16,
-    compare: Annotated[bool, typer.Option("--compare", help="torchvision's result and the difference beside it")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="torchvision's result and the difference beside it")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """A batch as the model will see it, de-normalised, with labels, boxes and masks; film strips; spectrograms."""
@@ -150,6 +152,8 @@ def _told(debug: bool) -> Iterator[None]:
     """An error is one line and exit status 2."""
     try:
         yield
+    except typer.Exit:  # an exit status, which is a RuntimeError to Python
+        raise
     except Exception as error:
         if debug:
             raise

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,7 @@ def _cycle(loader: Any) -> Iterator[Any]:
 
 
 def _rate(
-    batches: Iterator[Any],
+    batches: Generator[Any, None, None] | Iterator[Any],
     step: Callable[[Any], Any],
     seconds: float,
     device: torch.device,
@@ -136,7 +136,7 @@ def _rate(
     sizes: Iterator[int] | None = None,
 ) -> Rate:
     """Runs for about `seconds`. Samples are counted by `count()`, or are those of `sizes`."""
-    with contextlib.closing(batches) if hasattr(batches, "close") else contextlib.nullcontext():
+    with contextlib.closing(batches) if isinstance(batches, Generator) else contextlib.nullcontext():
         end = time.perf_counter() + seconds / 3
         for number, batch in enumerate(batches):
             step(batch)
@@ -180,7 +180,7 @@ def _plain(loader: Loader, seconds: float, device: torch.device) -> Rate:
         warnings.simplefilter("ignore")  # torch's own advice on the number of workers: the same number is the point
         # What samples of different sizes need: a list, which costs less than stacking, so it does not flatter us.
         collate = fetcher.collate_fn or (None if _stacks(dataset) else list)
-        other = DataLoader(
+        other: DataLoader[Any] = DataLoader(
             dataset,  # type: ignore[arg-type]
             batch_size=loader.batch_size,
             shuffle=True,

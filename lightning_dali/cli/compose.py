@@ -49,10 +49,8 @@ def compose(file: Path, overrides: Sequence[str] = ()) -> DictConfig:
         chosen |= reader.found
     unused = groups.keys() - reader.groups
     parts += [part for group in sorted(unused) for part in reader.option(group, groups[group], "", groups)]
-    config = OmegaConf.create({})
     try:
-        for part in parts:
-            config = OmegaConf.merge(config, part)
+        config = OmegaConf.merge(OmegaConf.create({}), *parts)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{file}: {_first_line(error)}") from error
     assert isinstance(config, DictConfig)
@@ -74,7 +72,7 @@ class _Reader:
         """Yields the parts of a file, in the order of merging."""
         text = file.read_text()
         try:
-            content = OmegaConf.create(text) if text.strip() else OmegaConf.create({})
+            content: Any = OmegaConf.create(text) if text.strip() else OmegaConf.create({})
         except Exception as error:  # yaml's own errors, which say line and column
             raise ConfigError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
         if not isinstance(content, DictConfig):
@@ -109,7 +107,9 @@ class _Reader:
         if not at:
             option = chosen.get(group, option)
         place = at or group.replace("/", ".")
-        place = place.removeprefix("_global_.") if at.startswith("_global_") else ".".join(filter(None, [package, place]))
+        place = (
+            place.removeprefix("_global_.") if at.startswith("_global_") else ".".join(filter(None, [package, place]))
+        )
         if not at and name.startswith("/"):
             place = group.replace("/", ".")
         if optional and option is not None and not (self.root / group / f"{option}.yaml").is_file():
@@ -130,7 +130,9 @@ class _Reader:
             groups = sorted(one.name for one in self.root.iterdir() if one.is_dir())
             raise ConfigError(f"no group {folder.name!r} in {self.root}{by}; it has {', '.join(groups)}.")
         options = sorted(one.stem for one in folder.glob("*.yaml"))
-        raise ConfigError(f"group {folder.name!r} has no {name!r}{by}; it has {', '.join(options)}.{meant(name, options)}")
+        raise ConfigError(
+            f"group {folder.name!r} has no {name!r}{by}; it has {', '.join(options)}.{meant(name, options)}"
+        )
 
 
 def _under(package: str, content: DictConfig) -> Any:
@@ -163,7 +165,13 @@ def _apply(config: DictConfig, override: str, file: Path) -> None:
         raise ConfigError(f"override {override!r}: expected key=value.")
     if not override.startswith("+"):
         _check_key(config, key, file)
-    OmegaConf.update(config, key, OmegaConf.create(f"value: {value}")["value"], force_add=True)
+    OmegaConf.update(config, key, _value(value), force_add=True)
+
+
+def _value(text: str) -> Any:
+    """As YAML reads it."""
+    parsed: Any = OmegaConf.create(f"value: {text}")
+    return parsed.value
 
 
 def _check_key(config: DictConfig, key: str, file: Path) -> None:

@@ -20,10 +20,22 @@ from lightning_dali.environment import cores
 
 __all__ = ["Check", "examine"]
 
-PACKAGES = (
-    "lightning-dali torch torchvision torchaudio lightning nvidia-dali-cuda120 nvidia-dali-cuda130 numpy pillow av soundfile "
-    "omegaconf hydra-core pynvvideocodec"
-).split()
+PACKAGES = [
+    "lightning-dali",
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "lightning",
+    "nvidia-dali-cuda120",
+    "nvidia-dali-cuda130",
+    "numpy",
+    "pillow",
+    "av",
+    "soundfile",
+    "omegaconf",
+    "hydra-core",
+    "pynvvideocodec",
+]
 TESTED_DALI = "2.4"
 OPEN_FILES = 4096
 """Each worker takes some ten descriptors, each slab one for a moment."""
@@ -48,7 +60,9 @@ def examine() -> list[Check]:
         try:
             checks += one()
         except Exception as error:
-            checks.append(Check(one.__name__.strip("_"), f"could not be looked at: {type(error).__name__}: {error}", "-"))
+            checks.append(
+                Check(one.__name__.strip("_"), f"could not be looked at: {type(error).__name__}: {error}", "-")
+            )
     return checks
 
 

@@ -91,7 +91,12 @@ def overlay(
             pen.text((left + 2, top + 1), words[number], fill=colour)
     for x, y in [] if points is None else points.detach().cpu().reshape(-1, 2).tolist():
         pen.ellipse((x - 2, y - 2, x + 2, y + 2), fill=_COLOURS[0])
-    return np.asarray(image)
+    return _array(image)
+
+
+def _array(image: Image.Image) -> Pixels:
+    pixels: Pixels = np.asarray(image, np.uint8)
+    return pixels
 
 
 def _planes(masks: torch.Tensor) -> list[torch.Tensor]:
@@ -116,7 +121,8 @@ def spectrogram(values: torch.Tensor) -> Pixels:
     below = np.minimum(places.astype(int), len(_HEAT) - 2)
     share = (places - below)[..., None]
     colours = (1 - share) * _HEAT[below] + share * _HEAT[below + 1]
-    return np.asarray(colours.round().astype(np.uint8))
+    heated: Pixels = colours.round().astype(np.uint8)
+    return heated
 
 
 def wave(samples: torch.Tensor, *, width: int = 2 * TILE, height: int = TILE // 2) -> Pixels:
@@ -143,7 +149,7 @@ def _fit(pixels: Pixels, longest: int) -> Pixels:
     scale = longest / max(height, width)
     filter_ = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BOX
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return np.asarray(Image.fromarray(pixels).resize(size, filter_))
+    return _array(Image.fromarray(pixels).resize(size, filter_))
 
 
 def sheet(rows: Sequence[Sequence[Tile]], *, columns: int = 1) -> Image.Image:

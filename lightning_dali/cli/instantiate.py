@@ -86,12 +86,16 @@ def locate(path: str, where: str = "config") -> Any:
             found = getattr(found, part)
             continue
         if found is not None and not hasattr(found, "__path__"):
-            raise ConfigError(f"{where}: {path!r}: {'.'.join(parts[:number])} has no {part!r}.{meant(part, dir(found))}")
+            raise ConfigError(
+                f"{where}: {path!r}: {'.'.join(parts[:number])} has no {part!r}.{meant(part, dir(found))}"
+            )
         try:
             found = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is not None and error.name != name and not name.startswith(f"{error.name}."):
-                raise ConfigError(f"{where}: {path!r}: importing {name} needs {error.name!r}, which is not there.") from error
+                raise ConfigError(
+                    f"{where}: {path!r}: importing {name} needs {error.name!r}, which is not there."
+                ) from error
             owner = f"{'.'.join(parts[:number])} has no {part!r}" if number else f"there is no module {part!r}"
             raise ConfigError(f"{where}: {path!r}: {owner}.{meant(part, dir(found)) if number else ''}") from error
     return found

@@ -51,7 +51,8 @@ def preview(loader: Loader, *, count: int = 16, compare: bool = False) -> Previe
     if not shown.media:
         kinds = ", ".join(f"{name}: {_kind(value)}" for name, value in fields.items())
         raise ValueError(f"the batch has nothing that can be drawn: {kinds or 'no tensors'}.")
-    tiles, notes = [], []
+    tiles: list[list[draw.Tile]] = []
+    notes: list[str] = []
     apart: list[np.ndarray[Any, Any]] = []
     for row in range(rows):
         index = known.indices[row]
@@ -61,7 +62,9 @@ def preview(loader: Loader, *, count: int = 16, compare: bool = False) -> Previe
     if apart:
         worst, mean = max(float(one.max()) for one in apart), float(np.mean([one.mean() for one in apart]))
         notes.append(f"torchvision's result is {mean:.3f} levels of 255 away on average, {worst:.0f} at most.")
-    widest = max(sum(draw.TILE if tile.pixels.shape[1] <= 2.5 * tile.pixels.shape[0] else 900 for tile in row) for row in tiles)
+    widest = max(
+        sum(draw.TILE if tile.pixels.shape[1] <= 2.5 * tile.pixels.shape[0] else 900 for tile in row) for row in tiles
+    )
     return Preview(draw.sheet(tiles, columns=max(1, 1800 // widest)), list(dict.fromkeys(notes)))
 
 
@@ -104,14 +107,19 @@ class _Shown:
     def pixels(self, name: str, row: int) -> draw.Pixels:
         """One field of one sample."""
         value = self.fields[name]
-        return _DRAWERS[_kind(value)](_row(value, row), self.normalised.get(name))
+        drawn: draw.Pixels = _DRAWERS[_kind(value)](_row(value, row), self.normalised.get(name))
+        return drawn
 
     def _targets(self, row: int) -> dict[str, Any]:
         found = {kind: _row(self.fields[name], row) for kind, name in self.targets.items()}
         if "boxes" in found:
             found["boxes"] = _corners(found["boxes"])
             count = len(found["boxes"])
-            labels = [_row(value, row) for name, value in self.fields.items() if name.rsplit("/", 1)[-1] in ("labels", "label")]
+            labels = [
+                _row(value, row)
+                for name, value in self.fields.items()
+                if name.rsplit("/", 1)[-1] in ("labels", "label")
+            ]
             if labels and isinstance(labels[0], torch.Tensor) and labels[0].numel() == count:
                 found["words"] = [self._class(int(label)) for label in labels[0].reshape(-1).tolist()]
         return found
@@ -146,7 +154,11 @@ def _kind(value: Any) -> str:
     if isinstance(value, Padded):
         return "wave" if value.data.dim() == 2 or value.data.shape[-2] <= 2 else "spectrogram"
     if isinstance(value, list):
-        return "image" if isinstance(value[0], torch.Tensor) and value[0].dim() == 3 and _colours(value[0].shape) else "list"
+        return (
+            "image"
+            if isinstance(value[0], torch.Tensor) and value[0].dim() == 3 and _colours(value[0].shape)
+            else "list"
+        )
     if value.dim() == 5:
         return "film"
     if value.dim() == 4 and _colours(value.shape[1:]):
@@ -183,7 +195,8 @@ def _corners(boxes: torch.Tensor) -> torch.Tensor:
         return plain
     from torchvision.ops import box_convert
 
-    return box_convert(plain, form.value.lower(), "xyxy")
+    converted: torch.Tensor = box_convert(plain, form.value.lower(), "xyxy")
+    return converted
 
 
 def _classes(dataset: Any) -> list[str]:

@@ -13,7 +13,7 @@ from lightning_dali.cli.parallel import over_indices
 from lightning_dali.failures import BadSample
 from lightning_dali.fetch import Fetcher
 from lightning_dali.loader import Loader
-from lightning_dali.media import IndexCache
+from lightning_dali.media import IndexCache, MediaError
 from lightning_dali.sampling import BatchTask
 from lightning_dali.structure import map_leaves
 from lightning_dali.workers import WorkerError
@@ -22,7 +22,25 @@ __all__ = ["VIDEO_SUFFIXES", "Scan", "find_videos", "index_videos", "scan"]
 
 CHUNK = 64
 """Samples a task."""
-VIDEO_SUFFIXES = frozenset(".mp4 .m4v .mov .mkv .webm .avi .ts .mts .m2ts .mpg .mpeg .flv .wmv .3gp .ogv".split())
+VIDEO_SUFFIXES = frozenset(
+    [
+        ".mp4",
+        ".m4v",
+        ".mov",
+        ".mkv",
+        ".webm",
+        ".avi",
+        ".ts",
+        ".mts",
+        ".m2ts",
+        ".mpg",
+        ".mpeg",
+        ".flv",
+        ".wmv",
+        ".3gp",
+        ".ogv",
+    ]
+)
 Progress = Callable[[int], None]
 
 
@@ -72,13 +90,17 @@ class _Scanner:
         if modality.is_proxy(leaf):
             notes.update(modality.notes(leaf))
             if self.decode:
-                modality.settle(leaf)
+                self._settle(leaf)
         return leaf
 
+    def _settle(self, proxy: Any) -> None:
+        try:
+            self.fetcher.modality.settle(proxy)
+        except Exception as error:
+            raise MediaError(str(error), self.fetcher.modality.path(proxy)) from error
 
-def scan(
-    loader: Loader, *, num_workers: int, decode: bool = False, on_progress: Progress = lambda done: None
-) -> Scan:
+
+def scan(loader: Loader, *, num_workers: int, decode: bool = False, on_progress: Progress = lambda done: None) -> Scan:
     """Fetches every sample of a loader's dataset, on stand-ins: headers and the ends of files are looked at.
 
     Args:

@@ -50,7 +50,9 @@ def rates(made: Bench) -> Table:
     """Samples a second, each with what it is compared to."""
     table = Table("what", "samples/s", "batches", "remark", title="bench")
     plain = made.plain
-    ratio = "" if plain is None else f"{made.loader.samples_per_second / plain.samples_per_second:.1f} x torch's DataLoader"
+    ratio = (
+        "" if plain is None else f"{made.loader.samples_per_second / plain.samples_per_second:.1f} x torch's DataLoader"
+    )
     stages = ", ".join(f"{name} {1000 * made.totals.per_batch(name):.1f}" for name in STAGES)
     _add(table, "loader alone", made.loader, ratio)
     table.add_row("", "", "", f"ms a batch: {stages}")
