@@ -232,6 +232,13 @@ def test_it_can_be_copied(paths: list[Path]) -> None:
         copied.close()
 
 
+def test_explain_shows_every_output(paths: list[Path]) -> None:
+    with module(functools.partial(Files, paths), pipelines.decode_and_halve) as datamodule:
+        told = str(datamodule.explain("train"))
+    assert "your pipeline 'train_pipeline'" in told and "(0.0 kB" not in told
+    assert "batch '0/0': uint8 (4, 3, 48, 48)" in told and "batch '0/1': uint8 (4, 3, 48, 48)" in told
+
+
 def test_output_device_cpu_leaves_batches_there() -> None:
     with module(Numbers, pipelines.identity, output_device="cpu") as datamodule:
         batch = batches(datamodule)[0]
