@@ -27,7 +27,7 @@ class ImageDataModule(BaseDataModule):
         test_dataset: The same.
         predict_dataset: The same.
         train_transform: For datasets that have no transform of their own: applied to the first field that is an image
-            (a path, encoded bytes, an array `(H, W, C)` or a PIL image).
+            (a path or encoded bytes, opened in RGB; an array `(H, W, C)`; a PIL image).
         eval_transform: The same for validation, test and prediction.
         batch_size: Samples of one rank in one step.
         num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
@@ -41,7 +41,9 @@ class ImageDataModule(BaseDataModule):
         on_bad_sample: ``"raise"``, ``"replace"`` (by another sample of the batch) or ``"drop"`` (a shorter batch).
         max_bad_samples: More than so many on a rank end the run.
         batch_transform: Such as `v2.MixUp`, on the device, in training.
-        collate_fn: Instead of the default; it sees stand-ins in the places of images and may stack or list them.
+        collate_fn: Instead of the default; it sees stand-ins in the places of images and may stack or list them, such as
+            ``lambda batch: tuple(zip(*batch))``. By default images are stacked and so is the rest, as PyTorch does, except
+            that detection targets are lists with an entry a sample: boxes, keypoints, what has one row a box.
         release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
         ragged: ``"error"``: images of one batch must have one size; ``"list"``: otherwise a list is delivered.
         with_index: Whether the batch carries the dataset indices of its rows.

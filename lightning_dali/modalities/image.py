@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import torch
+from torchvision import tv_tensors
 
 from lightning_dali.graph.image import ImageSpec, head_inputs
 from lightning_dali.graph.pixels import PixelSpec
@@ -43,10 +44,11 @@ class ImageModality:
     def wrap(self, sample: Any, transform: Callable[[Any], Any] | None) -> Any:
         """Applies the field transform to the first leaf that is an image: a proxy, path, bytes, array or PIL image.
 
-        Without one, PIL images that the dataset made by other means than opening files become proxies too.
+        Images that the sample holds as pixels (a transform needed them, or the dataset made them) become proxies too, so that
+        all images of a field are handled alike.
         """
         if transform is None:
-            return map_leaves(lambda leaf: self.as_proxy(leaf) if isinstance(leaf, PIL.Image.Image) else leaf, sample)
+            return map_leaves(self._settled, sample)
         done = False
 
         def visit(leaf: Any) -> Any:
@@ -55,7 +57,7 @@ class ImageModality:
             if proxy is None:
                 return leaf
             done = True
-            return transform(proxy)
+            return map_leaves(self._settled, transform(proxy))
 
         wrapped = map_leaves(visit, sample)
         if not done:
@@ -65,21 +67,26 @@ class ImageModality:
             )
         return wrapped
 
+    def _settled(self, leaf: Any) -> Any:
+        if isinstance(leaf, PIL.Image.Image):
+            return self.as_proxy(leaf)
+        if type(leaf) is tv_tensors.Image and leaf.ndim == 3:
+            return ProxyImage.of_result(leaf)
+        return leaf
+
     def as_proxy(self, leaf: Any) -> ProxyImage | None:
-        """A proxy for a leaf that is an image in some form, else None."""
+        """A proxy for a leaf that is an image in some form, else None.
+
+        Paths and bytes are opened as torchvision's `default_loader` does, in RGB.
+        """
         if isinstance(leaf, ProxyImage):
             return leaf
         if isinstance(leaf, (bytes, bytearray)):
-            return ProxyImage.make(ImageSource.from_bytes(bytes(leaf)))
+            return _in_rgb(bytes(leaf), None)
         if isinstance(leaf, (str, os.PathLike)) and os.path.splitext(os.fspath(leaf))[1].lower() in SUFFIXES:
             path = os.fspath(leaf)
             with open(path, "rb") as stream:
-                data = stream.read()
-            try:
-                return ProxyImage.make(ImageSource.from_bytes(data, path=path))
-            except ImageError as error:
-                error.path = path
-                raise
+                return _in_rgb(stream.read(), path)
         if (
             isinstance(leaf, np.ndarray)
             and leaf.dtype == np.uint8
@@ -123,6 +130,15 @@ class ImageModality:
         for group in _by_field(items).values():
             planned += _plan_field(items, group)
         return planned
+
+
+def _in_rgb(data: bytes, path: str | None) -> ProxyImage:
+    try:
+        proxy: ProxyImage = ProxyImage.make(ImageSource.from_bytes(data, path=path)).convert("RGB")
+    except ImageError as error:
+        error.path = path
+        raise
+    return proxy
 
 
 @dataclass

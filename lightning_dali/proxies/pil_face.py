@@ -93,6 +93,7 @@ class PILFace:
         """PIL's `convert`: to RGB or L it stays encoded, anything else is done on pixels."""
         if mode is None or mode == self.mode:
             return self
+        self.source.check_narrowing(mode)
         if args or kwargs or mode not in ("RGB", "L") or self.calls or self.source.converted:
             return self._delegate("convert", (mode, *args), kwargs)
         return type(self).make(self.source.convert(mode))

@@ -98,6 +98,15 @@ class ImageSource:
             return replace(self, data=pixels, mode=mode)
         return replace(self, mode=mode, converted=True)
 
+    def check_narrowing(self, mode: str) -> None:
+        """Refuses a PIL conversion that clips more than 8 bits to 8: it makes such images white, without a word."""
+        if self.header is not None and not self.converted and self.header.narrows(mode):
+            raise ImageError(
+                f"its mode is {self.header.mode!r}, and convert({mode!r}) would narrow it to 8 bits by clipping: keep the mode "
+                "(PIL.Image.open without convert, v2.ToImage, v2.ToDtype(torch.float32, scale=True)), or rescale the values",
+                path=self.path,
+            )
+
     def decode(self) -> Any:
         """Decodes with PIL, as the dataset would have: a PIL image; what is finished comes as it is, a tensor."""
         if self.finished:
