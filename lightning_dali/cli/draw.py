@@ -140,7 +140,8 @@ def wave(samples: torch.Tensor, *, width: int = 2 * TILE, height: int = TILE // 
 def difference(ours: Pixels, theirs: Pixels, *, gain: int = 16) -> Pixels:
     """`gain` times the absolute difference of two pictures."""
     apart = np.abs(ours.astype(np.int16) - theirs.astype(np.int16)) * gain
-    return np.minimum(apart, 255).astype(np.uint8)
+    shown: Pixels = np.minimum(apart, 255).astype(np.uint8)
+    return shown
 
 
 def _fit(pixels: Pixels, longest: int) -> Pixels:

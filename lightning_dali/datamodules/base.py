@@ -18,6 +18,7 @@ from lightning_dali.datamodules.datasets import Datasets, check_dataset, describ
 from lightning_dali.datamodules.host import Host, NoData
 from lightning_dali.datamodules.loops import SeenIndices, align_progress, restart_evaluation
 from lightning_dali.datamodules.options import Options
+from lightning_dali.datamodules.plain import check_dataset_transforms, check_transform, plain
 from lightning_dali.explain import Explanation, explain
 from lightning_dali.failures import BadSample
 from lightning_dali.fetch import Fetcher, Modality
@@ -55,9 +56,12 @@ class BaseDataModule(Host):
         super().__init__()
         self.modality, self.options = modality, options
         self.batch_size = options.batch_size  # a plain attribute: Lightning's BatchSizeFinder sets it
-        self._given = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
+        given_by_stage = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
+        self._given = {stage: plain(f"{stage}_dataset", given) for stage, given in given_by_stage.items()}
         for stage, given in self._given.items():
             check_dataset(stage, given)
+            for item in members(given):
+                check_dataset_transforms(f"{stage}_dataset", item)
             hook = f"{stage}_dataloader"
             if given is None and getattr(type(self), hook) is getattr(BaseDataModule, hook):
                 self.__dict__[hook] = NoData(hook)
@@ -66,8 +70,10 @@ class BaseDataModule(Host):
                 "sampler and batch_sampler are both given: a batch sampler decides the order too; pass one."
             )
         self._sampler, self._batch_sampler = sampler, batch_sampler
-        self._train_transform, self._eval_transform = train_transform, eval_transform
-        self._collate_fn, self._batch_transform = collate_fn, batch_transform
+        self._train_transform = check_transform("train_transform", plain("train_transform", train_transform))
+        self._eval_transform = check_transform("eval_transform", plain("eval_transform", eval_transform))
+        self._collate_fn = check_transform("collate_fn", plain("collate_fn", collate_fn))
+        self._batch_transform = check_transform("batch_transform", plain("batch_transform", batch_transform))
         self._datasets: dict[str, Any] = {}
         self._loaders: dict[str, list[Loader]] = {}
         self._made_for: dict[str, Any] = {}

@@ -16,6 +16,7 @@ from lightning_dali import environment
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.datasets import Datasets, check_dataset
 from lightning_dali.datamodules.options import Options
+from lightning_dali.datamodules.plain import plain
 from lightning_dali.fetch import Fetcher
 from lightning_dali.graph.custom import PipelineDefinition, PipelineEntry
 from lightning_dali.graph.spec import Device
@@ -156,6 +157,7 @@ class DALIDataModule(BaseDataModule):
 
     def _of_proxy(self, stage: str, given: Datasets) -> Datasets:
         """The dataset functions as functions of nothing, which the base calls when it needs the datasets."""
+        given = plain(f"{stage}_dataset", given)
         if given is None:
             return None
         if not self._definitions[stage]:
@@ -215,6 +217,7 @@ def _definitions(given: Mapping[str, Pipelines]) -> dict[str, dict[str | None, P
     """Each stage's pipelines by key; None is the key of one that is alone. Evaluation stages share the validation's."""
     made: dict[str, dict[str | None, PipelineDefinition]] = {}
     for stage, pipelines in given.items():
+        pipelines = plain(f"{stage}_pipeline", pipelines)
         if pipelines is None:
             made[stage] = made["val"] if stage in ("test", "predict") else {}
         elif isinstance(pipelines, Mapping):
