@@ -216,33 +216,41 @@ def stage_inputs(spec: ImageSpec) -> list[str]:
 
 def _graph(spec: ImageSpec, device: Device) -> Any:
     """Builds the template inside the current pipeline."""
-    from nvidia.dali import fn, types
+    from nvidia.dali import fn
 
-    gpu = device.index is not None
-    cut_done = False
-    if spec.encoded:
-        kind = types.RGB if spec.mode == "RGB" else types.GRAY
-        options: dict[str, Any] = {"output_type": kind, "adjust_orientation": False, "use_fast_idct": False}
-        if gpu:
-            # libjpeg's chroma upsampling, as PIL has it: also the faster and steadier one (docs/decisions/0002)
-            images = fn.decoders.image(
-                source("data"),
-                device="mixed",
-                hw_decoder_load=device.hw_decoder_load,
-                jpeg_fancy_upsampling=True,
-                **options,
-            )
-        elif spec.first and not spec.first_pads:
-            # on the CPU decoding only the window pays; on the GPU it keeps the hardware decoder idle
-            window = {"start": source("first_start"), "shape": source("first_shape"), "axis_names": "HW"}
-            images = fn.decoders.image_slice(source("data"), device="cpu", **window, **options)
-            cut_done = True
-        else:
-            images = fn.decoders.image(source("data"), device="cpu", **options)
-    else:
+    layout = "HWC" if device.channels_last else "CHW"
+    if not spec.encoded:
         images = fn.external_source(name="data", device="cpu", no_copy=True, layout="HWC")
-        images = images.gpu() if gpu else images
-    return stages(images, spec, layout="HWC" if device.channels_last else "CHW", cut_done=cut_done)
+        return stages(images if device.index is None else images.gpu(), spec, layout=layout)
+    if device.index is None and spec.first and not spec.first_pads:
+        # on the CPU decoding only the window pays; on the GPU it keeps the hardware decoder idle
+        window = {"start": source("first_start"), "shape": source("first_shape"), "axis_names": "HW"}
+        images = fn.decoders.image_slice(source("data"), device="cpu", **window, **_decoding(spec.mode))
+        return stages(images, spec, layout=layout, cut_done=True)
+    return stages(decoded(spec.mode, device), spec, layout=layout)
+
+
+def _decoding(mode: str) -> dict[str, Any]:
+    from nvidia.dali import types
+
+    kind = types.RGB if mode == "RGB" else types.GRAY
+    return {"output_type": kind, "adjust_orientation": False, "use_fast_idct": False}
+
+
+def decoded(mode: str, device: Device) -> Any:
+    """Whole images (HWC) from the encoded files in the input `data`."""
+    from nvidia.dali import fn
+
+    if device.index is None:
+        return fn.decoders.image(source("data"), device="cpu", **_decoding(mode))
+    return fn.decoders.image(
+        source("data"),
+        device="mixed",
+        hw_decoder_load=device.hw_decoder_load,
+        # libjpeg's chroma upsampling, as PIL has it: also the faster and steadier one (docs/decisions/0002)
+        jpeg_fancy_upsampling=True,
+        **_decoding(mode),
+    )
 
 
 def source(name: str) -> Any:
@@ -252,7 +260,7 @@ def source(name: str) -> Any:
     return fn.external_source(name=name, device="cpu", no_copy=True)
 
 
-def stages(images: Any, spec: ImageSpec, *, layout: str, cut_done: bool = False) -> Any:
+def stages(images: Any, spec: ImageSpec, *, layout: str, cut_done: bool = False, prefix: str = "") -> Any:
     """The template after decoding.
 
     Args:
@@ -260,25 +268,28 @@ def stages(images: Any, spec: ImageSpec, *, layout: str, cut_done: bool = False)
         spec: Which stages there are.
         layout: Order of the axes that the finish gives.
         cut_done: Whether decoding has cut the first window already.
+        prefix: Of its inputs' names, where a graph has several templates.
     """
     from nvidia.dali import fn, types
 
     fill = [float(value) for value in spec.fill]
     if spec.first and not cut_done:
-        images = _cut(images, source("first_start"), source("first_shape"), fill, pads=spec.first_pads)
+        images = _cut(
+            images, source(f"{prefix}first_start"), source(f"{prefix}first_shape"), fill, pads=spec.first_pads
+        )
     if spec.resize:
         interpolation = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}[spec.interpolation]
         images = fn.resize(
             images,
-            size=source("size"),
+            size=source(f"{prefix}size"),
             interp_type=interpolation,
             antialias=spec.antialias,
             **({"dtype": types.FLOAT} if spec.float_resize else {}),
         )
     if spec.second:
-        images = _cut(images, source("second_start"), source("second_shape"), fill, pads=True)
+        images = _cut(images, source(f"{prefix}second_start"), source(f"{prefix}second_shape"), fill, pads=True)
     if spec.flip:
-        images = fn.flip(images, horizontal=source("hflip"), vertical=source("vflip"))
+        images = fn.flip(images, horizontal=source(f"{prefix}hflip"), vertical=source(f"{prefix}vflip"))
     return images if spec.finish is None else _finish(images, spec.finish, layout)
 
 

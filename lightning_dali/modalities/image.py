@@ -7,7 +7,7 @@ lossless PNM beside the encoded ones; what is not 8-bit RGB or gray, or was mate
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from lightning_dali.graph.image import ImageSpec, head_inputs
 from lightning_dali.graph.pixels import PixelSpec
 from lightning_dali.graph.plan import IDENTITY_CALLS, Head, plan_item, plan_tail, unfinish
 from lightning_dali.graph.tail import group_key, merge_family
+from lightning_dali.graph.views import combine
 from lightning_dali.media import ImageError, encode_pnm
 from lightning_dali.proxies import Call, ImageSource, ProxyImage, ProxyStack
 from lightning_dali.structure import leaves, map_leaves
@@ -129,7 +130,7 @@ class ImageModality:
         planned: list[tuple[Lane, list[int]]] = []
         for group in _by_field(items).values():
             planned += _plan_field(items, group)
-        return planned
+        return _share_decoding(items, planned)
 
 
 def _in_rgb(data: bytes, path: str | None) -> ProxyImage:
@@ -150,11 +151,36 @@ class _Item:
     spec: ImageSpec
 
 
-def _by_field(items: Sequence[tuple[str, int, Any]]) -> Mapping[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for position, (name, _, _) in enumerate(items):
-        groups.setdefault(name, []).append(position)
+def _by_field(items: Sequence[tuple[str, int, Any]]) -> Mapping[Hashable, list[int]]:
+    """Positions by field; crops of one image that a transform stacked count as a field each."""
+    groups: dict[Hashable, list[int]] = {}
+    seen: dict[Hashable, int] = {}
+    for position, (name, _, proxy) in enumerate(items):
+        source = (name, id(proxy.source))
+        occurrence = seen[source] = seen.get(source, -1) + 1
+        groups.setdefault((name, occurrence), []).append(position)
     return groups
+
+
+def _share_decoding(
+    items: Sequence[tuple[str, int, Any]], planned: list[tuple[Lane, list[int]]]
+) -> list[tuple[Lane, list[int]]]:
+    """Makes one lane of those that decode the same files: the views of SimCLR, DINO or five crops."""
+    by_files: dict[Hashable, list[tuple[Lane, list[int]]]] = {}
+    for number, (lane, positions) in enumerate(planned):
+        spec = lane.spec
+        files: Hashable = number
+        if isinstance(spec, ImageSpec) and spec.encoded:
+            files = (spec.mode, *(id(items[position][2].source) for position in positions))
+        by_files.setdefault(files, []).append((lane, positions))
+    shared = []
+    for members in by_files.values():
+        if len(members) == 1:
+            shared += members
+        else:
+            positions = [position for _, each in members for position in each]
+            shared.append((combine([lane for lane, _ in members]), positions))
+    return shared
 
 
 def _plan_field(items: Sequence[tuple[str, int, Any]], group: list[int]) -> list[tuple[Lane, list[int]]]:
