@@ -26,6 +26,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F2
 
 from lightning_dali.media import ImageError
+from lightning_dali.proxies.compose import compose
 from lightning_dali.proxies.image import ProxyImage
 from lightning_dali.proxies.scope import captured_kind, capturing
 from lightning_dali.proxies.source import ImageSource
@@ -237,6 +238,7 @@ def _patches() -> tuple[_Patch, ...]:
         (torch, "tensor", _as_tensor),
         (tv_tensors, "wrap", _wrap),
         (v2.ToDtype, "transform", _transform_dtype),
+        (v2.Compose, "forward", compose),
         *((module, "_get_fill", _get_fill) for module in vars(v2).values() if hasattr(module, "_get_fill")),
         (F2, "convert_image_dtype", _convert_image_dtype),
         (F2, "to_image", _to_image),
@@ -246,7 +248,7 @@ def _patches() -> tuple[_Patch, ...]:
     for name in vars(F1):
         if name in _V1_SPECIAL:
             wanted.append((F1, name, _V1_SPECIAL[name]))
-        elif name in _V1_TWINS and hasattr(F2, name):
+        elif name in V1_TWINS and hasattr(F2, name):
             wanted.append((F1, name, functools.partial(_v1_twin, getattr(F2, name))))
     patches = [
         (owner, name, _only_while_capturing(getattr(owner, name), replacement)) for owner, name, replacement in wanted
@@ -261,7 +263,7 @@ def _patches() -> tuple[_Patch, ...]:
 
 
 _DECODERS = ("decode_image", "decode_jpeg", "decode_png", "decode_webp")
-_V1_TWINS = frozenset(
+V1_TWINS = frozenset(
     [
         "resize",
         "center_crop",
