@@ -29,9 +29,11 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_imports.py kee
     from lightning_dali.datamodules import DALIDataModule as DALIDataModule
     from lightning_dali.datamodules import ImageDataModule as ImageDataModule
     from lightning_dali.datamodules import SpeechDataModule as SpeechDataModule
+    from lightning_dali.datamodules import VideoDataModule as VideoDataModule
     from lightning_dali.failures import BadSample as BadSample
     from lightning_dali.failures import BadSampleError as BadSampleError
     from lightning_dali.manifests import SpeechManifest as SpeechManifest
+    from lightning_dali.media import ClipSampler as ClipSampler
     from lightning_dali.monitor import ThroughputMonitor as ThroughputMonitor
     from lightning_dali.padded import Padded as Padded
 
@@ -46,6 +48,8 @@ _HOMES = {
     "Padded": "lightning_dali.padded",
     "SpeechDataModule": "lightning_dali.datamodules",
     "SpeechManifest": "lightning_dali.manifests",
+    "VideoDataModule": "lightning_dali.datamodules",
+    "ClipSampler": "lightning_dali.media",
 }
 
 __all__ = sorted(_HOMES)

@@ -55,7 +55,7 @@ class Lane:
     spec: LaneSpec
     """The graph they need."""
     data: Blobs
-    """One array an item: encoded bytes `(n_bytes,)` or pixels."""
+    """Encoded bytes `(n_bytes,)` or pixels, an array an item, or several in a row (`parts`)."""
     inputs: dict[str, np.ndarray]
     """Per-item parameters of the graph, first axis the item."""
     heads: list[Any]
@@ -66,20 +66,30 @@ class Lane:
     """Dataset index of each item."""
     paths: list[str | None]
     """File of each item, where known."""
+    parts: tuple[int, ...] = ()
+    """How many arrays of `data` each item has; empty: one each, or none at all."""
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def blobs(self, row: int) -> Blobs:
+        """The arrays of one item."""
+        if not self.parts:
+            return Blobs(self.data[row : row + 1])
+        first = sum(self.parts[:row])
+        return Blobs(self.data[first : first + self.parts[row]])
 
     def select(self, rows: list[int]) -> Lane:
         """The lane with only those rows, without its tail."""
         return replace(
             self,
-            data=Blobs(self.data[row] for row in rows) if self.data else self.data,
+            data=Blobs(blob for row in rows for blob in self.blobs(row)),
             inputs={name: values[rows] for name, values in self.inputs.items()},
             heads=[self.heads[row] for row in rows] if self.heads else [],
             tail=[],
             indices=[self.indices[row] for row in rows],
             paths=[self.paths[row] for row in rows],
+            parts=tuple(self.parts[row] for row in rows) if self.parts else (),
         )
 
     @property

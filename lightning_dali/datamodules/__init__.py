@@ -10,8 +10,9 @@ from lightning_dali.datamodules.image import ImageDataModule
 
 if TYPE_CHECKING:
     from lightning_dali.datamodules.speech import SpeechDataModule
+    from lightning_dali.datamodules.video import VideoDataModule
 
-__all__ = ["BaseDataModule", "DALIDataModule", "ImageDataModule", "SpeechDataModule"]
+__all__ = ["BaseDataModule", "DALIDataModule", "ImageDataModule", "SpeechDataModule", "VideoDataModule"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +20,8 @@ def __getattr__(name: str) -> Any:
         from lightning_dali.datamodules.speech import SpeechDataModule
 
         return SpeechDataModule
+    if name == "VideoDataModule":  # and so are torchvision's videos
+        from lightning_dali.datamodules.video import VideoDataModule
+
+        return VideoDataModule
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -88,7 +88,7 @@ class BaseDataModule(Host):
         for given in self._given.values():
             for item in members(given):
                 if is_factory(item):
-                    item()
+                    self._call(item)
 
     def setup(self, stage: str | None = None) -> None:
         """Makes this rank's proxy servers for a stage. Graphs and workers start at the first pass.
@@ -218,6 +218,10 @@ class BaseDataModule(Host):
 
     # -- making loaders
 
+    def _call(self, factory: Callable[[], Any]) -> Any:
+        """Makes a dataset."""
+        return factory()
+
     def _get(self, name: str) -> Any:
         given = self._given[name]
         self._make(name)
@@ -234,7 +238,7 @@ class BaseDataModule(Host):
         trainer = self._trainer_or_none
         shard, device = environment.shard_of(trainer), self._device()
         if name not in self._datasets:
-            self._datasets[name] = [item() if is_factory(item) else item for item in members(given)]
+            self._datasets[name] = [self._call(item) if is_factory(item) else item for item in members(given)]
         sizes = [len(dataset) for dataset in self._datasets[name]]
         sampling = (environment.overfits(trainer), environment.deals_samplers(trainer)) if name == "train" else ()
         made_for = (shard, device, self.batch_size, sizes, sampling)

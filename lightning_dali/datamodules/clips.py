@@ -5,13 +5,19 @@ Runs in the worker; counting clips runs in the rank, once, when clips are as man
 
 from __future__ import annotations
 
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from lightning_dali.media import ClipSampler
-from lightning_dali.modalities.video import VideoModality, clip_number
+from lightning_dali.media import ClipSampler, MediaError
+from lightning_dali.modalities.video import NumberedClip, VideoModality, is_video
+from lightning_dali.seeding import seeded
 from lightning_dali.structure import leaves
+
+logger = logging.getLogger(__name__)
 
 
 class PerClip:
@@ -19,16 +25,11 @@ class PerClip:
 
     Args:
         dataset: Of videos.
-        clip: How many clips there are of each.
-        modality: Opens videos, to count the clips of mode "all".
+        counts: How many clips there are of each.
     """
 
-    def __init__(self, dataset: Any, clip: ClipSampler, modality: VideoModality) -> None:
+    def __init__(self, dataset: Any, counts: list[int]) -> None:
         self.dataset = dataset
-        if clip.mode == "all":
-            counts = [clip.count(_video_of(dataset[n], modality)) for n in range(len(dataset))]
-        else:
-            counts = [clip.num_clips] * len(dataset)
         self._ends = np.cumsum(counts)
 
     def __len__(self) -> int:
@@ -43,23 +44,42 @@ class PerClip:
 
     def __getitem__(self, index: int) -> Any:
         video, clip = self.locate(index)
-        _next_clip(clip)
-        return self.dataset[video]
+        sample = self.dataset[video]
+        return None if sample is None else NumberedClip(sample, video, clip)
 
 
-def _next_clip(clip: int) -> None:
-    """The clip that the modality chooses when it wraps the sample that is being fetched."""
-    from lightning_dali.modalities import video
+def count_clips(dataset: Any, clip: ClipSampler, modality: VideoModality) -> list[int]:
+    """How many clips there are of each video; one of a file that cannot be used, so that it is met and named.
 
-    video._current.number = clip
+    Args:
+        dataset: Of videos.
+        clip: The sampler; only for mode "all" files are looked at, several at a time.
+        modality: Opens them.
+
+    Raises:
+        TypeError: A sample has no video.
+    """
+    if clip.mode != "all":
+        return [clip.num_clips] * len(dataset)
+    with seeded(0, restore=True):
+        videos = [_video_of(dataset, n) for n in range(len(dataset))]
+
+    def count(video: Any) -> int:
+        try:
+            return clip.count(modality.index(video))
+        except (MediaError, ValueError, OSError) as error:
+            logger.debug("clips of %s not counted: %s", video if isinstance(video, str) else "bytes", error)
+            return 1
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="lightning_dali_index") as pool:
+        return list(pool.map(count, videos))
 
 
-def _video_of(sample: Any, modality: VideoModality) -> Any:
+def _video_of(dataset: Any, index: int) -> str | bytes:
+    sample = dataset[index]
     for _, leaf in leaves(sample):
-        proxy = modality.as_proxy(leaf)
-        if proxy is not None:
-            return proxy.source.index
-    raise TypeError(f"the sample has no video to count clips of: {sample!r}")
-
-
-__all__ = ["PerClip", "clip_number"]
+        if is_video(leaf):
+            return bytes(leaf) if isinstance(leaf, (bytes, bytearray)) else os.fspath(leaf)
+    raise TypeError(
+        f"mode='all' counts the clips of each video, but sample {index} has no path of a video and no bytes: {sample!r}"
+    )

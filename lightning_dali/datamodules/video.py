@@ -11,9 +11,10 @@ from typing import Any
 
 from lightning_dali import environment
 from lightning_dali.datamodules.base import BaseDataModule
-from lightning_dali.datamodules.clips import PerClip
+from lightning_dali.datamodules.clips import PerClip, count_clips
 from lightning_dali.datamodules.datasets import Datasets
 from lightning_dali.datamodules.options import Options
+from lightning_dali.failures import check_choice
 from lightning_dali.graph.spec import Device
 from lightning_dali.loader import Loader
 from lightning_dali.media import ClipSampler, IndexCache
@@ -47,8 +48,8 @@ class VideoDataModule(BaseDataModule):
             together, each as much as it manages; ``"nvdec"`` or ``"dali"``: everything that the hardware knows goes there;
             ``"cpu"``: the workers decode everything, with PyAV. Without a GPU that is what happens anyway.
         layout: ``"TCHW"``, or ``"CTHW"`` as 3D networks take it.
-        with_times: Whether a video field becomes ``{"video", "pts_seconds", "mask"}``: times `(B, T)` in seconds, and which
-            frames are real.
+        with_times: Whether a video field becomes ``{"video", "pts_seconds", "mask", "video_index", "clip_index"}``: times
+            `(B, T)` in seconds, which frames are real, the dataset index of the video and the clip's number in it, `(B,)`.
         index_cache: File in which indices of videos are kept; None: in the user's cache folder.
         batch_size: Samples of one rank in one step.
         num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
@@ -137,15 +138,14 @@ class VideoDataModule(BaseDataModule):
         for name, value in (("clip", clip), ("eval_clip", eval_clip)):
             if value is not None and not isinstance(value, ClipSampler):
                 raise TypeError(f"{name} is {value!r}: expected a ClipSampler, such as ClipSampler(16, stride=4).")
-        for name, value, allowed in (("decoder", decoder, DECODERS), ("layout", layout, LAYOUTS)):
-            if value not in allowed:
-                raise ValueError(f"{name} is {value!r}: allowed are {', '.join(map(repr, allowed))}.")
+        decoder, layout = check_choice("decoder", decoder, DECODERS), check_choice("layout", layout, LAYOUTS)
         if eval_clip is None:
             eval_clip = replace(clip, mode="center") if clip.is_random and clip.num_clips == 1 else clip
         self._clips = {"train": clip, "eval": eval_clip}
-        self._decoder, self._with_times = decoder, with_times
+        self._decoder = decoder
+        self._video = VideoModality(clip, layout=layout, with_times=bool(with_times), cache=IndexCache(index_cache))
         super().__init__(
-            modality=VideoModality(clip, layout=layout, with_times=with_times, cache=IndexCache(index_cache)),
+            modality=self._video,
             options=options,
             train_dataset=train_dataset,
             val_dataset=val_dataset,
@@ -159,19 +159,23 @@ class VideoDataModule(BaseDataModule):
             batch_sampler=batch_sampler,
         )
 
+    def _call(self, factory: Callable[[], Any]) -> Any:
+        with self._video.scope():  # torchvision's datasets read every file when they are made
+            return factory()
+
     def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:
         clip = self._clips["train" if name == "train" else "eval"]
         hardware = _hardware(self._decoder, device)
         num_workers = self.options.num_workers
-        self.modality = replace(
-            self.modality,
+        self.modality = video = replace(
+            self._video,
             clip=clip,
             hardware=hardware,
             share=self._decoder == "auto" and hardware is not None,
             num_workers=environment.default_num_workers(self._trainer_or_none) if num_workers is None else num_workers,
         )
-        if clip.num_clips > 1 or clip.mode == "all":
-            dataset = PerClip(dataset, clip, self.modality)
+        if clip.num_clips > 1 or clip.mode == "all" or video.with_times:
+            dataset = PerClip(dataset, count_clips(dataset, clip, video))
         return super()._loader(name, dataset, shard, device, label=label)
 
 

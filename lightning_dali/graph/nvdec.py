@@ -8,17 +8,24 @@ threads, each with a CUDA stream and at most one decoder a codec, so sessions an
 from __future__ import annotations
 
 import importlib.util
+import logging
 import queue
 import threading
 import weakref
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from lightning_dali.media import MediaError
+from lightning_dali.media import MediaError, decode_packets
+
+if TYPE_CHECKING:
+    from lightning_dali.graph.video import ClipJob
+
+logger = logging.getLogger(__name__)
 
 NUM_DECODERS = 7
 """Threads of a pool: an H100 or H200 has seven decoders, and more threads than decoders were slower."""
@@ -41,36 +48,23 @@ def available() -> bool:
 
 
 @dataclass(frozen=True)
-class PacketClip:
-    """What to decode."""
-
-    packets: list[np.ndarray]
-    """The packets in decode order, each a uint8 array with start codes (Annex B) for H.264 and HEVC."""
-    frames: np.ndarray
-    """(T,) which decoded frames are wanted, in display order; -1 gives a black one."""
-    num_frames: int
-    """How many frames the packets hold."""
-    codec: str
-    """FFmpeg's name."""
-    width: int
-    """Pixels, as decoded."""
-    height: int
-    """Pixels, as decoded."""
-    rotation: int = 0
-    """Degrees by which each frame is turned counterclockwise after decoding."""
-
-
-@dataclass(frozen=True)
 class DecodedClip:
     """Frames on the device, once `event` has happened."""
 
     frames: torch.Tensor
-    """(T, H, W, 3) uint8, RGB."""
-    event: torch.cuda.Event
-    """Recorded on the stream that wrote them."""
+    """(T, H, W, 3) uint8, RGB, upright."""
+    event: Any
+    """A `torch.cuda.Event`, recorded on the stream that wrote them."""
 
 
-_Job = tuple[PacketClip, "Future[DecodedClip]"]
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """One clip to decode."""
+
+    clip: ClipJob
+    packets: list[np.ndarray]
+    """In decode order, each a uint8 array with start codes (Annex B) for H.264 and HEVC."""
+    future: Future[DecodedClip]
 
 
 class DecoderPool:
@@ -84,68 +78,116 @@ class DecoderPool:
     def __init__(self, device: int, *, num_threads: int = NUM_DECODERS) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(
-                target=_decode_jobs, args=(self._jobs, device), name=f"lightning_dali_nvdec_{n}", daemon=True
-            )
+            threading.Thread(target=_work, args=(self._jobs, device), name=f"lightning_dali_nvdec_{n}", daemon=True)
             for n in range(num_threads)
         ]
         for thread in self._threads:
             thread.start()
         self._finalizer = weakref.finalize(self, _end, self._jobs, self._threads)
 
-    def submit(self, clip: PacketClip) -> Future[DecodedClip]:
-        """Queues a clip; the future raises `MediaError` when it does not decode."""
+    def submit(self, clip: ClipJob, packets: list[np.ndarray]) -> Future[DecodedClip]:
+        """Queues a clip; the future raises `MediaError` when it does not decode.
+
+        Args:
+            clip: Which frames of what.
+            packets: Its packets in decode order, uint8; they must stay where they are until the future is done.
+
+        Raises:
+            RuntimeError: The pool is closed.
+        """
+        if not self._finalizer.alive:
+            raise RuntimeError("the decoders are closed")
         future: Future[DecodedClip] = Future()
-        self._jobs.put((clip, future))
+        self._jobs.put(_Job(clip, packets, future))
         return future
 
     def close(self) -> None:
-        """Ends the threads and their decoders, after what is queued; safe to call twice."""
+        """Cancels what has not begun, ends the threads and their decoders; safe to call twice."""
         self._finalizer()
 
 
 def _end(jobs: queue.SimpleQueue[_Job | None], threads: list[threading.Thread]) -> None:
-    try:
+    with suppress(queue.Empty):
         while (job := jobs.get_nowait()) is not None:  # nobody waits for these any more
-            job[1].cancel()
-    except queue.Empty:
-        pass
+            job.future.cancel()
     for _ in threads:
         jobs.put(None)
     for thread in threads:
-        thread.join(10)
+        if thread is not threading.current_thread():  # a decoder's own thread may collect the garbage
+            thread.join(10)
 
 
-def _decode_jobs(jobs: queue.SimpleQueue[_Job | None], device: int) -> None:
-    """One decoder thread."""
-    torch.cuda.set_device(device)
-    stream = torch.cuda.Stream(device)
-    decoders = _Decoders(device, stream)
-    with torch.cuda.stream(stream):
-        while (job := jobs.get()) is not None:
-            clip, future = job
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(_decode(decoders, clip, stream))
-            except Exception as error:
-                decoders.drop(clip.codec)  # its state is unknown now
-                future.set_exception(error)
-            del job, clip, future
+def _work(jobs: queue.SimpleQueue[_Job | None], device: int) -> None:
+    """One decoder thread. Whatever happens to it, every job that it takes is answered."""
+    decoders: _Decoders | None = None
+    while (job := jobs.get()) is not None:
+        if not job.future.set_running_or_notify_cancel():
+            continue
+        try:
+            if decoders is None:
+                decoders = _Decoders(device)
+            job.future.set_result(decoders.decode(job.clip, job.packets))
+        except BaseException as error:
+            job.future.set_exception(error)
+        del job  # and with it the frames
 
 
 class _Decoders:
     """A thread's decoders, one a codec, remade when a larger picture comes."""
 
-    def __init__(self, device: int, stream: torch.cuda.Stream) -> None:
-        self._device, self._stream = device, stream
+    def __init__(self, device: int) -> None:
+        torch.cuda.set_device(device)
+        self._device, self._stream = device, torch.cuda.Stream(device)
         self._made: dict[str, tuple[Any, int, int]] = {}
 
-    def get(self, clip: PacketClip) -> Any:
+    def decode(self, clip: ClipJob, packets: list[np.ndarray]) -> DecodedClip:
+        """Decodes with NVDEC, or with FFmpeg what NVDEC refuses: then only this clip is slow, not its batch."""
+        with torch.cuda.stream(self._stream):
+            try:
+                frames = self._decode(clip, packets)
+            except Exception as error:
+                self._drop(clip.codec)  # its state is unknown now
+                frames = self._decode_here(clip, packets, error)
+            return DecodedClip(frames, self._stream.record_event())
+
+    def _decode(self, clip: ClipJob, packets: list[np.ndarray]) -> torch.Tensor:
+        import PyNvVideoCodec as nvc
+
+        decoder = self._get(clip)
+        slots: dict[int, list[int]] = {}
+        for slot, frame in enumerate(clip.frames.tolist()):
+            if frame >= 0:
+                slots.setdefault(frame, []).append(slot)
+        out = torch.zeros((len(clip.frames), clip.height, clip.width, 3), dtype=torch.uint8, device=self._device)
+        position = 0
+        for packet in [*packets, None]:
+            data = nvc.PacketData()
+            data.bsl = 0 if packet is None else packet.size  # nothing: the end of the stream, which flushes the decoder
+            data.bsl_data = 0 if packet is None else packet.ctypes.data
+            for decoded in decoder.Decode(data):
+                for slot in slots.pop(position, ()):
+                    out[slot].copy_(torch.from_dlpack(decoded), non_blocking=True)
+                position += 1
+        if slots or position != clip.num_frames:
+            raise MediaError(
+                f"NVDEC gave {position} frames of {clip.num_frames}: damaged, or a profile that it does not know"
+            )
+        return torch.rot90(out, clip.rotation // 90, (1, 2)).contiguous() if clip.rotation else out
+
+    def _decode_here(self, clip: ClipJob, packets: list[np.ndarray], error: Exception) -> torch.Tensor:
+        size = (clip.height, clip.width)
+        try:
+            frames = decode_packets(packets, clip.frames, codec=clip.codec, size=size, rotation=clip.rotation)
+        except MediaError:
+            raise error from None
+        logger.debug("decoded with FFmpeg: %s", error)
+        return torch.from_numpy(frames).to(self._device)
+
+    def _get(self, clip: ClipJob) -> Any:
         decoder, width, height = self._made.get(clip.codec, (None, 0, 0))
         if decoder is not None and clip.width <= width and clip.height <= height:
             return decoder
-        self.drop(clip.codec)
+        self._drop(clip.codec)
         import PyNvVideoCodec as nvc
 
         width, height = max(width, clip.width), max(height, clip.height)
@@ -162,35 +204,5 @@ class _Decoders:
         self._made[clip.codec] = (decoder, width, height)
         return decoder
 
-    def drop(self, codec: str) -> None:
+    def _drop(self, codec: str) -> None:
         self._made.pop(codec, None)
-
-
-def _decode(decoders: _Decoders, clip: PacketClip, stream: torch.cuda.Stream) -> DecodedClip:
-    import PyNvVideoCodec as nvc
-
-    decoder = decoders.get(clip)
-    slots: dict[int, list[int]] = {}
-    for slot, frame in enumerate(clip.frames.tolist()):
-        if frame >= 0:
-            slots.setdefault(frame, []).append(slot)
-    out = torch.zeros((len(clip.frames), clip.height, clip.width, 3), dtype=torch.uint8, device="cuda")
-    position = 0
-    for packet in [*clip.packets, None]:
-        data = nvc.PacketData()
-        data.bsl = 0 if packet is None else packet.size  # nothing: the end of the stream, which flushes the decoder
-        data.bsl_data = 0 if packet is None else packet.ctypes.data
-        for decoded in decoder.Decode(data):
-            wanted = slots.pop(position, ())
-            if wanted:
-                pixels = torch.from_dlpack(decoded)
-                for slot in wanted:
-                    out[slot].copy_(pixels, non_blocking=True)
-            position += 1
-    if slots or position != clip.num_frames:
-        raise MediaError(
-            f"NVDEC gave {position} frames of {clip.num_frames}: damaged, or a profile that it does not know"
-        )
-    if clip.rotation:
-        out = torch.rot90(out, clip.rotation // 90, (1, 2)).contiguous()
-    return DecodedClip(out, stream.record_event())

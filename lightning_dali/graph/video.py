@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lightning_dali.graph.image import ImageSpec, channels_first, identity_input, stage_inputs, stages
+from lightning_dali.graph.image import ImageSpec, channels_first, identity_input, source, stage_inputs, stages
 from lightning_dali.graph.run import run_tail
 from lightning_dali.graph.spec import Device, Executor, LaneSpec
 
@@ -25,6 +25,24 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 29
 """Decoded frames that go through the graph at a time, at most: 16 clips of 16 frames at 1920x1080 are 1.6 GB."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClipJob:
+    """What a decoder on the device is told of one clip, beside its packets or its file."""
+
+    frames: np.ndarray
+    """(T,) which of the decoded frames are wanted, in display order; -1 gives a black one."""
+    num_frames: int
+    """How many frames there are to decode."""
+    codec: str
+    """FFmpeg's name."""
+    width: int
+    """Pixels, as decoded: before `rotation`."""
+    height: int
+    """Like `width`."""
+    rotation: int = 0
+    """Degrees by which each frame is turned counterclockwise after decoding."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +70,8 @@ class VideoSpec(LaneSpec):
     def describe(self) -> list[tuple[str, str]]:
         """The decoder, then the stages in order."""
         where = {"nvdec": "NVDEC", "dali": "DALI", "frames": "worker (PyAV)"}[self.decoder]
-        return [("decode", where), *self.template.describe()[1:]]
+        step = "decode" if self.decoder != "frames" else "decode, window and resize where less then travels"
+        return [(step, where), *self.template.describe()[1:]]
 
 
 class VideoExecutor:
@@ -78,13 +97,12 @@ class VideoExecutor:
     def feed(self, lane: Lane) -> None:
         """Starts decoding one batch; returns at once."""
         if self._decoders is not None:
-            self._waiting.append([self._decoders.submit(packet_clip(head, lane.data)) for head in lane.heads])
+            jobs = [(job, lane.blobs(row)) for row, job in enumerate(lane.heads)]
+            self._waiting.append([self._decoders.submit(job, packets) for job, packets in jobs])
             return
         if self.spec.decoder == "dali":
-            self._pipeline.feed_input("frames", [np.asarray(head["frames"], np.int32) for head in lane.heads])
-            self._run(lane, [lane.data[head["first"]] for head in lane.heads], range(len(lane)))
-        else:
-            self._run(lane, list(lane.data), range(len(lane)))
+            self._pipeline.feed_input("frames", [job.frames.astype(np.int32) for job in lane.heads])
+        self._run(lane, list(lane.data), range(len(lane)))
 
     def _run(self, lane: Lane, data: list[Any], rows: range) -> None:
         chosen = slice(rows.start, rows.stop)
@@ -101,7 +119,7 @@ class VideoExecutor:
         return {"cuda_stream": torch.cuda.current_stream(self.device.index)}
 
     def collect(self, lane: Lane) -> torch.Tensor | list[torch.Tensor]:
-        """The oldest batch: `(n, T, C, H, W)`, or a list of `(T, C, H, W)` when sizes differ."""
+        """The oldest batch: `(n, T, C, H, W)`, or a list of `(T, C, H, W)` when sizes differ; or with T and C swapped."""
         output = self._outputs() if self._decoders is None else self._collect_decoded(lane)
         if self.spec.template.finish is None:
             output = [channels_first(item) for item in output] if isinstance(output, list) else channels_first(output)
@@ -155,29 +173,14 @@ def _ready(clip: DecodedClip) -> torch.Tensor:
     return clip.frames
 
 
-def packet_clip(head: dict[str, Any], data: list[np.ndarray]) -> Any:
-    """A decoder's job from what a worker sent: `head` says which of the lane's blobs are its packets."""
-    from lightning_dali.graph.nvdec import PacketClip
-
-    return PacketClip(
-        packets=data[head["first"] : head["first"] + head["count"]],
-        frames=np.asarray(head["frames"]),
-        num_frames=head["num_frames"],
-        codec=head["codec"],
-        width=head["width"],
-        height=head["height"],
-        rotation=head["rotation"],
-    )
-
-
 def _decoded(spec: VideoSpec, device: Device) -> Any:
     """Clips of frames (FHWC) inside the current pipeline."""
     from nvidia.dali import fn
 
     if spec.decoder == "dali":
-        encoded = fn.external_source(name="data", device="cpu", no_copy=True)
-        frames = fn.external_source(name="frames", device="cpu", no_copy=True)
-        return fn.decoders.video(encoded, device="mixed", frames=frames, pad_mode="constant")
+        frames = fn.external_source(name="frames", device="cpu", no_copy=False)  # made for the call: nobody keeps them
+        kind = "cpu" if device.index is None else "mixed"
+        return fn.decoders.video(source("data"), device=kind, frames=frames, pad_mode="constant")
     if spec.decoder == "nvdec":
         return fn.external_source(name="data", device="gpu", no_copy=True, layout="FHWC")
     clips = fn.external_source(name="data", device="cpu", no_copy=True, layout="FHWC")

@@ -11,7 +11,7 @@ from lightning_dali.media.index_cache import IndexCache
 from lightning_dali.media.pnm import encode_pnm, pnm_size, write_pnm_into
 from lightning_dali.media.remote import RemoteReader
 from lightning_dali.media.tars import TarSamples
-from lightning_dali.media.video_annexb import PacketCut, cut_packets
+from lightning_dali.media.video_annexb import PacketCut, cut_packets, decode_packets
 from lightning_dali.media.video_cut import CutClip, cut
 from lightning_dali.media.video_decode import decode_frames
 from lightning_dali.media.video_index import VideoError, VideoIndex
@@ -45,6 +45,7 @@ __all__ = [
     "decode_audio",
     "decode_frames",
     "decode_image",
+    "decode_packets",
     "downmix",
     "encode_pnm",
     "encode_wav",

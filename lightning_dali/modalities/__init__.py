@@ -9,8 +9,9 @@ from lightning_dali.modalities.image import ImageModality
 
 if TYPE_CHECKING:
     from lightning_dali.modalities.audio import AudioModality
+    from lightning_dali.modalities.video import VideoModality
 
-__all__ = ["AudioModality", "CustomModality", "ImageModality"]
+__all__ = ["AudioModality", "CustomModality", "ImageModality", "VideoModality"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from lightning_dali.modalities.audio import AudioModality
 
         return AudioModality
+    if name == "VideoModality":
+        from lightning_dali.modalities.video import VideoModality
+
+        return VideoModality
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

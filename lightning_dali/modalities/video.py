@@ -7,22 +7,27 @@ PyAV here) is divided so that neither waits for the other.
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
+from torchvision import tv_tensors
 
 from lightning_dali.graph.image import ImageSpec, head_inputs
+from lightning_dali.graph.pixels import PixelSpec
 from lightning_dali.graph.plan import Head, plan_item, plan_tail, unfinish
 from lightning_dali.graph.tail import group_key
-from lightning_dali.graph.video import VideoSpec
-from lightning_dali.media import ClipSampler, IndexCache, VideoError, build_index, cut, cut_packets
+from lightning_dali.graph.video import ClipJob, VideoSpec
+from lightning_dali.media import ClipSampler, IndexCache, VideoError, VideoIndex, build_index
 from lightning_dali.modalities.image import families
 from lightning_dali.modalities.video_share import Share
-from lightning_dali.proxies.video import ProxyVideo, VideoSource, VideoStack
+from lightning_dali.modalities.video_shrink import shrink
+from lightning_dali.proxies.video import ProxyVideo, VideoStack
+from lightning_dali.proxies.video_capture import capture_video
+from lightning_dali.proxies.video_source import VideoSource
 from lightning_dali.structure import leaves, map_leaves
 from lightning_dali.wire import Blobs, Lane
 
@@ -54,23 +59,24 @@ SUFFIXES = frozenset(
     ]
 )
 """File names that count as videos when a dataset returns paths."""
-HARDWARE_CODECS = frozenset({"h264", "hevc"})
-"""What is given to NVDEC, in 8 bits and 4:2:0; everything else is decoded in the workers."""
-_current = threading.local()
+SIZES_IN_HARDWARE = {"h264": ((48, 16), (4096, 4096)), "hevc": ((144, 144), (8192, 8192))}
+"""What is given to NVDEC, in 8 bits and 4:2:0: FFmpeg's name of the codec, and the least and greatest (width, height) as in
+NVIDIA's table "NVDECODE API: Decoder Capabilities". Everything else is decoded in the workers."""
 
 
-@contextmanager
-def clip_number(number: int) -> Iterator[None]:
-    """While it is open, `ClipSampler` is asked for that clip of a video; datasets of several clips a video open it."""
-    before = getattr(_current, "number", 0)
-    _current.number = number
-    try:
-        yield
-    finally:
-        _current.number = before
+@dataclass(frozen=True)
+class NumberedClip:
+    """A sample of which a certain clip is wanted; how `PerClip` tells the modality."""
+
+    sample: Any
+    """The dataset's."""
+    video: int
+    """The dataset index of the video."""
+    clip: int
+    """Which of the video's clips."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class VideoModality:
     """How videos are handled."""
 
@@ -85,9 +91,13 @@ class VideoModality:
     layout: str = "TCHW"
     """Order of a clip's axes in the batch."""
     with_times: bool = False
-    """Whether each video field becomes a dict of the video, its times and its mask."""
+    """Whether each video field becomes a dict of the video, its times, its mask and its numbers."""
     cache: IndexCache = field(default_factory=IndexCache)
     """Where indices of files are kept."""
+
+    def scope(self) -> AbstractContextManager[None]:
+        """What captures decoding."""
+        return capture_video(self.cache)
 
     def is_proxy(self, value: Any) -> bool:
         """Whether a leaf stands in for a clip."""
@@ -98,64 +108,95 @@ class VideoModality:
         return isinstance(value, VideoStack)
 
     def wrap(self, sample: Any, transform: Callable[[Any], Any] | None) -> Any:
-        """Turns every video of a sample (a path, or encoded bytes) into a proxy; the first one is transformed."""
+        """Turns every video of a sample (a path, encoded bytes, frames) into a proxy; the first one is transformed."""
+        numbers = {}
+        clip = 0
+        if isinstance(sample, NumberedClip):
+            numbers, clip = {"video_index": sample.video, "clip_index": sample.clip}, sample.clip
+            sample = sample.sample
         found = 0
 
         def visit(leaf: Any) -> Any:
             nonlocal found
-            proxy = self.as_proxy(leaf)
+            proxy = self.as_proxy(leaf, clip=clip)
             if proxy is None:
                 return leaf
             found += 1
-            source = proxy.source
-            out = transform(proxy) if transform is not None and found == 1 else proxy
+            out = _as_result(transform(proxy)) if transform is not None and found == 1 else proxy
             if not self.with_times:
                 return out
-            return {"video": out, "pts_seconds": source.clip.pts_seconds, "mask": source.clip.mask}
+            times = out if isinstance(out, ProxyVideo) and out.source.result is None else proxy
+            chosen = times.source.clip
+            return {"video": out, "pts_seconds": chosen.pts_seconds, "mask": chosen.mask, **numbers}
 
         wrapped = map_leaves(visit, sample)
-        if not found and transform is not None:
+        if not found and (transform is not None or numbers):
             kinds = ", ".join(type(leaf).__name__ for _, leaf in leaves(sample)) or "nothing"
             raise TypeError(
-                f"the sample has no video: expected a path that ends like a video's ({', '.join(sorted(SUFFIXES))}) or a whole "
-                f"file as bytes, got {kinds}."
+                f"the sample has no video: expected a path that ends like a video's ({', '.join(sorted(SUFFIXES))}), a whole "
+                f"file as bytes, or frames as tv_tensors.Video, got {kinds}."
             )
         return wrapped
 
-    def as_proxy(self, leaf: Any) -> ProxyVideo | None:
-        """A proxy for a leaf that is a video in some form, else None."""
-        if isinstance(leaf, ProxyVideo):
-            return leaf
-        if isinstance(leaf, (bytes, bytearray)):
-            return self.open(bytes(leaf))
-        if isinstance(leaf, (str, os.PathLike)) and os.path.splitext(os.fspath(leaf))[1].lower() in SUFFIXES:
-            return self.open(os.fspath(leaf))
-        return None
+    def as_proxy(self, leaf: Any, *, clip: int = 0) -> ProxyVideo | None:
+        """A proxy for a leaf that is a video in some form, else None.
 
-    def open(self, video: str | bytes) -> ProxyVideo:
+        Args:
+            leaf: Of a sample.
+            clip: Which of the video's clips is wanted.
+        """
+        if isinstance(leaf, tv_tensors.Video):
+            if clip:
+                raise TypeError(
+                    "the dataset chooses its clips itself, so it gives no others: drop num_clips and mode='all' from the "
+                    "ClipSampler, or let the dataset return paths."
+                )
+            return _of_frames(leaf)
+        if not is_video(leaf):
+            return None
+        return self.open(bytes(leaf) if isinstance(leaf, (bytes, bytearray)) else os.fspath(leaf), clip=clip)
+
+    def index(self, video: str | bytes) -> VideoIndex:
+        """What demuxing tells of a video.
+
+        Raises:
+            VideoError: The file cannot be used.
+        """
+        try:
+            return build_index(video) if isinstance(video, bytes) else self.cache.get(video)
+        except VideoError as error:
+            error.path = video if isinstance(video, str) else None
+            raise
+
+    def open(self, video: str | bytes, *, clip: int = 0) -> ProxyVideo:
         """Chooses a clip of a video.
 
         Raises:
             VideoError: The file cannot be used, or is too short for a sampler that does not pad.
         """
-        path = video if isinstance(video, str) else None
+        index = self.index(video)
         try:
-            index = build_index(video) if path is None else self.cache.get(path)
-            clip = self.clip.sample(index, clip=getattr(_current, "number", 0))
-        except VideoError as error:
-            error.path = path
-            raise
+            chosen = self.clip.sample(index, clip=clip)
         except ValueError as error:
-            raise VideoError(str(error), path) from error
-        return ProxyVideo.make(VideoSource(video, index, clip))
+            raise VideoError(str(error), video if isinstance(video, str) else None) from error
+        return ProxyVideo.make(VideoSource(video, index, chosen))
 
     def check(self, proxy: ProxyVideo) -> str | None:
-        """Nothing more than opening has told."""
+        """Reads the packets that the device will decode, or decodes here what it will not: one clip is named, not a batch."""
+        source = proxy.source
+        try:
+            if self._fits_hardware(source):
+                _job(source, self.hardware or "")
+            elif source.result is None:
+                source.frames()
+        except VideoError as error:
+            return str(error)
         return None
 
     def settle(self, proxy: ProxyVideo) -> None:
         """Decodes with PyAV."""
-        proxy.source.frames()
+        if proxy.source.result is None:
+            proxy.source.frames()
 
     def path(self, proxy: ProxyVideo) -> str | None:
         """The file behind it."""
@@ -167,7 +208,8 @@ class VideoModality:
 
     def lanes(self, items: Sequence[tuple[str, int, Any]]) -> list[tuple[Lane, list[int]]]:
         """Plans the items of a batch, field by field and decoder by decoder."""
-        planned = [self._plan_one(n, name, index, proxy) for n, (name, index, proxy) in enumerate(items)]
+        results = [n for n, (_, _, proxy) in enumerate(items) if proxy.source.result is not None]
+        planned = [self._plan_one(n, *item) for n, item in enumerate(items) if item[2].source.result is None]
         self._divide(planned)
         groups: dict[tuple[str, str], list[_Item]] = {}
         for item in planned:
@@ -180,34 +222,78 @@ class VideoModality:
                     item.head = replace(item.head, finish=None, float_resize=False)
             for template, members in _merged(group):
                 lanes.append(_lane(VideoSpec(template, decoder, self.layout), members))
+        for name in dict.fromkeys(items[n][0] for n in results):
+            lanes.append(self._result_lane(items, [n for n in results if items[n][0] == name]))
         return lanes
 
     def _plan_one(self, position: int, name: str, index: int, proxy: ProxyVideo) -> _Item:
-        head, tail = plan_item(proxy.source.index.size, proxy.calls, 3)
+        head, tail = plan_item(proxy.source.size, proxy.calls, 3)
         return _Item(position, name, index, proxy.source, head, tail)
 
     def _divide(self, planned: list[_Item]) -> None:
         """Chooses each clip's decoder and makes what travels: packets, a cut file, or frames."""
         hard = [item for item in planned if self._fits_hardware(item.source)]
         for item in hard:
-            item.cut(self.hardware or "")
+            item.decoder = self.hardware or ""
+            item.job, item.blobs = _job(item.source, item.decoder)
         if self.share and hard:
             for item in Share.of_this_worker(self.num_workers).choose(hard):
                 item.decoder = "frames"
         for item in planned:
             if item.decoder == "frames":
-                item.decode()
+                item.head, frames = shrink(item.head, item.source.frames())
+                item.job, item.blobs = None, [frames]
 
     def _fits_hardware(self, source: VideoSource) -> bool:
         index = source.index
-        if self.hardware is None or source.settled or not source.clip.mask.any():
+        if self.hardware is None or index is None or source.settled or source.clip.frames.max() < 0:
             return False
-        return (
-            index.codec in HARDWARE_CODECS
-            and index.bit_depth == 8
-            and index.chroma == "420"
-            and (self.hardware == "nvdec" or not index.rotation)
+        if index.codec not in SIZES_IN_HARDWARE or index.bit_depth != 8 or index.chroma != "420":
+            return False
+        low, high = SIZES_IN_HARDWARE[index.codec]
+        fits = low[0] <= index.width <= high[0] and low[1] <= index.height <= high[1]
+        return fits and (self.hardware == "nvdec" or not index.rotation)
+
+    def _result_lane(self, items: Sequence[tuple[str, int, Any]], members: list[int]) -> tuple[Lane, list[int]]:
+        """What was finished in the worker."""
+        done = []
+        for position in members:
+            result = items[position][2].materialise("").as_subclass(torch.Tensor)
+            swap = self.layout == "CTHW" and result.ndim == 4
+            done.append((result.transpose(0, 1) if swap else result).contiguous())
+        lane = Lane(
+            field=items[members[0]][0],
+            spec=PixelSpec(),
+            data=Blobs(),
+            inputs={},
+            heads=done,
+            tail=[],
+            indices=[items[position][1] for position in members],
+            paths=[items[position][2].source.path for position in members],
         )
+        return lane, members
+
+
+def is_video(leaf: Any) -> bool:
+    """Whether a leaf of a sample is a video file: a path that ends like one, or bytes."""
+    if isinstance(leaf, (bytes, bytearray)):
+        return True
+    return isinstance(leaf, (str, os.PathLike)) and os.path.splitext(os.fspath(leaf))[1].lower() in SUFFIXES
+
+
+def _of_frames(video: tv_tensors.Video) -> ProxyVideo:
+    if isinstance(video, ProxyVideo):
+        return video
+    if video.ndim == 4 and video.dtype == torch.uint8 and video.shape[1] == 3 and len(video):
+        return ProxyVideo.of_frames(video)
+    return ProxyVideo.of_result(video)
+
+
+def _as_result(value: Any) -> Any:
+    """What a transform returned; a finished tensor becomes a proxy, so that all samples of a batch are alike."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, ProxyVideo) and value.ndim:
+        return ProxyVideo.of_result(value)
+    return value
 
 
 @dataclass
@@ -222,26 +308,21 @@ class _Item:
     tail: tuple[Any, ...]
     decoder: str = "frames"
     blobs: list[np.ndarray] = field(default_factory=list)
-    job: dict[str, Any] = field(default_factory=dict)
+    job: ClipJob | None = None
 
-    def cut(self, hardware: str) -> None:
-        """Takes the packets that the clip needs."""
-        video, index, frames = self.source.video, self.source.index, self.source.clip.frames
-        self.decoder = hardware
-        facts = {"codec": index.codec, "width": index.width, "height": index.height, "rotation": index.rotation}
-        if hardware == "nvdec":
-            packets = cut_packets(video, index, frames)
-            self.blobs = [np.frombuffer(packet, np.uint8) for packet in packets.packets]
-            self.job = {**facts, "frames": packets.frames, "num_frames": packets.num_frames}
-        else:
-            # DALI's decoder keeps its session only where the coded size is the one shown (docs/decisions)
-            clip = cut(video, index, frames, uncrop=index.codec == "h264" and index.cropped)
-            self.blobs = [np.frombuffer(clip.data, np.uint8)]
-            self.job = {**facts, "frames": clip.frames, "num_frames": clip.num_frames}
 
-    def decode(self) -> None:
-        """Decodes here."""
-        self.blobs, self.job = [self.source.frames()], {}
+def _job(source: VideoSource, hardware: str) -> tuple[ClipJob, list[np.ndarray]]:
+    """What a hardware decoder is told of a clip, and the packets or the file that it gets."""
+    index = source.index
+    assert index is not None
+    if hardware == "nvdec":
+        cut = source.packets()
+        frames, num_frames, blobs = cut.frames, cut.num_frames, cut.packets
+    else:
+        file = source.file()
+        frames, num_frames, blobs = file.frames, file.num_frames, [file.data]
+    job = ClipJob(frames, num_frames, index.codec, index.width, index.height, index.rotation)
+    return job, [np.frombuffer(blob, np.uint8) for blob in blobs]
 
 
 def _merged(group: list[_Item]) -> list[tuple[ImageSpec, list[_Item]]]:
@@ -259,18 +340,15 @@ def _merged(group: list[_Item]) -> list[tuple[ImageSpec, list[_Item]]]:
 
 
 def _lane(spec: VideoSpec, members: list[_Item]) -> tuple[Lane, list[int]]:
-    data, heads = Blobs(), []
-    for item in members:
-        heads.append({**item.job, "first": len(data), "count": len(item.blobs)})
-        data.extend(item.blobs)
     lane = Lane(
         field=members[0].name,
         spec=spec,
-        data=data,
+        data=Blobs(blob for item in members for blob in item.blobs),
         inputs=head_inputs(spec.template, [item.head for item in members]),
-        heads=heads,
+        heads=[item.job for item in members],
         tail=plan_tail([families(item.tail) for item in members], group_key),
         indices=[item.index for item in members],
         paths=[item.source.path for item in members],
+        parts=tuple(len(item.blobs) for item in members),
     )
     return lane, [item.position for item in members]

@@ -1,15 +1,20 @@
 """Which clips of a batch a worker decodes itself, so that neither it nor NVDEC idles.
 
 Runs in the worker. The estimate of the worker's own speed is measured as it goes; that of NVDEC was measured once
-(docs/decisions). The choice decides only where a clip is decoded, never which frames it has.
+(docs/decisions/0004). The choice decides only where a clip is decoded, never which frames it has.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
+
+from lightning_dali.media import VideoError
+
+logger = logging.getLogger(__name__)
 
 SECONDS_A_FRAME = 45e-6
 """NVDEC, all decoders of an H200 together: per frame, whatever its size."""
@@ -22,7 +27,11 @@ SMOOTHING = 0.1
 
 
 class Share:
-    """Divides clips between the device and this worker."""
+    """Divides clips between the device and this worker.
+
+    Args:
+        num_workers: Workers that decode beside each other.
+    """
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -39,6 +48,9 @@ class Share:
 
         All workers together make `num_workers` batches in the time that one takes for its own, so the batch is balanced
         when the worker's part takes `num_workers` times as long as the device's.
+
+        Args:
+            items: Each with a `job` (`graph.video.ClipJob`) and a `source` (`VideoSource`).
         """
         hardware = sum(self._hardware_seconds(item) for item in items)
         own = 0.0
@@ -48,7 +60,11 @@ class Share:
             if own + cpu > self.num_workers * (hardware - device):
                 break
             start = time.perf_counter()
-            item.source.frames()
+            try:
+                item.source.frames()
+            except VideoError as error:  # the device has the last word, and says which sample it was
+                logger.debug("left to the device: %s", error)
+                continue
             self._learn(item, time.perf_counter() - start)
             own, hardware = own + cpu, hardware - device
             chosen.append(item)
@@ -59,11 +75,11 @@ class Share:
         self.cpu_seconds_a_pixel += SMOOTHING * (measured - self.cpu_seconds_a_pixel)
 
     def _pixels(self, item: Any) -> int:
-        return int(item.job["num_frames"] * item.job["width"] * item.job["height"])
+        return int(item.job.num_frames * item.job.width * item.job.height)
 
     def _cpu_seconds(self, item: Any) -> float:
         return self._pixels(item) * self.cpu_seconds_a_pixel
 
     def _hardware_seconds(self, item: Any) -> float:
-        per_pixel = SECONDS_A_PIXEL.get(item.job["codec"], SECONDS_A_PIXEL["h264"])
-        return float(item.job["num_frames"] * SECONDS_A_FRAME + self._pixels(item) * per_pixel)
+        per_pixel = SECONDS_A_PIXEL.get(item.job.codec, SECONDS_A_PIXEL["h264"])
+        return float(item.job.num_frames * SECONDS_A_FRAME + self._pixels(item) * per_pixel)

@@ -53,14 +53,14 @@ IDENTITY_FUNCTIONS: set[Any] = {
     torch.clone,
     torch.detach,
 }
-_DIVISIONS: set[Any] = {
+DIVISIONS: set[Any] = {
     torch.Tensor.div,
     torch.Tensor.true_divide,
     torch.Tensor.__truediv__,
     torch.div,
     torch.true_divide,
 }
-_UNSCALED = {"dtype": torch.float32, "scale": False}
+UNSCALED = {"dtype": torch.float32, "scale": False}
 
 
 def stand_in(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -203,7 +203,7 @@ class ProxyImage(PILFace, tv_tensors.Image):
             func is torch.Tensor.to and tuple(args[1:]) == (torch.float32,) and not kwargs
         ):
             return args[0]._to_float()
-        if func in _DIVISIONS and args[1:] in ((255,), (255.0,)) and not kwargs and isinstance(args[0], ProxyImage):
+        if func in DIVISIONS and args[1:] in ((255,), (255.0,)) and not kwargs and isinstance(args[0], ProxyImage):
             scaled = args[0]._divided_by_255()
             if scaled is not None:
                 return scaled
@@ -216,7 +216,7 @@ class ProxyImage(PILFace, tv_tensors.Image):
 
         real = [pixels(value) for value in args]
         result = func(*real, **{key: pixels(value) for key, value in kwargs.items()})
-        if args and isinstance(args[0], ProxyImage) and _changes_in_place(func):
+        if args and isinstance(args[0], ProxyImage) and changes_in_place(func):
             args[0].source, args[0].calls = ImageSource.from_result(real[0]), ()
             return args[0] if result is real[0] else result
         return result
@@ -224,16 +224,16 @@ class ProxyImage(PILFace, tv_tensors.Image):
     def _to_float(self) -> ProxyImage:
         if self.dtype == torch.float32:
             return self
-        return self.record("to_dtype", _UNSCALED, dtype=torch.float32)
+        return self.record("to_dtype", UNSCALED, dtype=torch.float32)
 
     def _divided_by_255(self) -> ProxyImage | None:
         """`image / 255` and `image.float() / 255` are what `to_dtype` with `scale=True` does."""
         calls = self.calls
-        if self.dtype == torch.float32 and calls and calls[-1] == Call("to_dtype", _UNSCALED):
+        if self.dtype == torch.float32 and calls and calls[-1] == Call("to_dtype", UNSCALED):
             calls = calls[:-1]
         elif self.dtype != torch.uint8:
             return None
-        scaled = Call("to_dtype", {**_UNSCALED, "scale": True})
+        scaled = Call("to_dtype", {**UNSCALED, "scale": True})
         return type(self).make(
             self.source, calls=(*calls, scaled), shape=self.shape, dtype=torch.float32, mode=self.mode
         )
@@ -304,7 +304,7 @@ _AUGMENTED = frozenset(
 )
 
 
-def _changes_in_place(func: Any) -> bool:
+def changes_in_place(func: Any) -> bool:
     """Whether a torch function writes into its first argument: then the proxy must stand for what was written."""
     name = getattr(func, "__name__", "")
     return name == "__setitem__" or name in _AUGMENTED or (name.endswith("_") and not name.endswith("__"))

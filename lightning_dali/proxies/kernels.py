@@ -150,12 +150,13 @@ def _needs_pixels(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def register(proxy: type, *, kind: str = "image") -> None:
+def register(proxy: type, *, kind: str = "image", own: Mapping[str, Callable[..., Any]] | None = None) -> None:
     """Gives every functional that has a kernel for `kind` a recording kernel for `proxy`.
 
     Args:
         proxy: A subclass of `tv_tensors.Image` or `tv_tensors.Video` with a `record` method.
         kind: torchvision's suffix of its kernels: ``"image"`` or ``"video"``.
+        own: Kernels by functional's name that are this proxy's alone.
     """
     special: dict[str, Callable[..., Any]] = {
         "to_dtype": _to_dtype,
@@ -163,6 +164,7 @@ def register(proxy: type, *, kind: str = "image") -> None:
         "normalize": _normalize,
         "five_crop": _five_crop,
         "ten_crop": _ten_crop,
+        **(own or {}),
     }
     for name in sorted(vars(F)):
         if name.startswith(("get_", "_")) or (not hasattr(F, f"{name}_{kind}") and name not in ("resize",)):

@@ -5,52 +5,29 @@ Runs in the worker. It has the clip's true `(T, C, H, W)`; torchvision's video k
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch._C import DisableTorchFunctionSubclass
 from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as F
 
-from lightning_dali.media import Clip, VideoIndex, decode_frames
 from lightning_dali.proxies.calls import Call
-from lightning_dali.proxies.image import IDENTITY_FUNCTIONS, METADATA_FUNCTIONS, replay, stand_in, who_needs_pixels
+from lightning_dali.proxies.image import (
+    DIVISIONS,
+    IDENTITY_FUNCTIONS,
+    METADATA_FUNCTIONS,
+    UNSCALED,
+    changes_in_place,
+    replay,
+    stand_in,
+    who_needs_pixels,
+)
 from lightning_dali.proxies.kernels import register
 from lightning_dali.proxies.scope import no_capture
-
-
-@dataclass(frozen=True, eq=False)
-class VideoSource:
-    """A clip that is not decoded yet."""
-
-    video: str | bytes
-    """Path, or a whole file."""
-    index: VideoIndex
-    """What demuxing told of the file."""
-    clip: Clip
-    """Which frames."""
-    settled: list[np.ndarray] = field(default_factory=list)
-    """The decoded frames, where they had to be decoded here."""
-    materialised: list[str] = field(default_factory=list)
-    """Why pixels were needed in the worker, if they were."""
-
-    @property
-    def path(self) -> str | None:
-        """The file, where there is one."""
-        return self.video if isinstance(self.video, str) else None
-
-    def frames(self) -> np.ndarray:
-        """The decoded frames `(T, H, W, 3)` uint8, upright."""
-        if not self.settled:
-            self.settled.append(decode_frames(self.video, self.index, self.clip.frames))
-        return self.settled[0]
-
-    def __repr__(self) -> str:
-        what = os.path.basename(self.path) if self.path else f"{len(self.video)} bytes"
-        return f"{what}, {self.index.codec} {self.index.size[1]}x{self.index.size[0]}, {len(self.clip.frames)} frames"
+from lightning_dali.proxies.video_source import VideoSource
 
 
 class ProxyVideo(tv_tensors.Video):
@@ -74,10 +51,22 @@ class ProxyVideo(tv_tensors.Video):
     ) -> ProxyVideo:
         """Builds a proxy over `source`, with the shape `(T, C, H, W)` and dtype that it has after `calls`."""
         if shape is None:
-            shape = (len(source.clip.frames), 3, *source.index.size)
+            shape = (len(source.clip.frames), 3, *source.size)
         self: ProxyVideo = torch.Tensor._make_subclass(cls, stand_in(shape, dtype))
         self.source, self.calls = source, calls
         return self
+
+    @classmethod
+    def of_result(cls, result: torch.Tensor) -> ProxyVideo:
+        """A proxy around a finished tensor, so that it may stand in a batch beside proxies."""
+        plain = result.detach().as_subclass(torch.Tensor)
+        return cls.make(VideoSource.from_result(plain), shape=plain.shape, dtype=plain.dtype)
+
+    @classmethod
+    def of_frames(cls, frames: torch.Tensor) -> ProxyVideo:
+        """A proxy around decoded frames `(T, 3, H, W)` uint8: what follows is recorded all the same."""
+        pixels = frames.detach().as_subclass(torch.Tensor).permute(0, 2, 3, 1).contiguous().numpy()
+        return cls.make(VideoSource.from_frames(pixels))
 
     def record(
         self,
@@ -98,11 +87,15 @@ class ProxyVideo(tv_tensors.Video):
     def materialise(self, reason: str | None = None) -> tv_tensors.Video:
         """Decodes and replays the recorded calls with torchvision."""
         reason = who_needs_pixels() if reason is None else reason
-        if reason:
-            self.source.materialised.append(reason)
+        source = self.source
+        if reason and source.result is None:
+            source.note_materialised(reason)
         with no_capture():
-            frames = torch.from_numpy(self.source.frames()).permute(0, 3, 1, 2)
-            video: tv_tensors.Video = replay(tv_tensors.Video(frames), self.calls)
+            if source.result is not None:
+                pixels = source.result.clone()
+            else:
+                pixels = torch.from_numpy(source.frames()).permute(0, 3, 1, 2).clone()  # the user may write to it
+            video: tv_tensors.Video = replay(tv_tensors.Video(pixels), self.calls)
         return video
 
     def as_subclass(self, cls: type) -> Any:  # type: ignore[override]
@@ -112,7 +105,7 @@ class ProxyVideo(tv_tensors.Video):
         return self.materialise(f"as_subclass({cls.__name__})").as_subclass(cls)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = self.materialise().as_subclass(torch.Tensor).numpy()
+        array: np.ndarray = self.materialise().as_subclass(torch.Tensor).numpy()
         return array if dtype is None else array.astype(dtype)
 
     @classmethod
@@ -133,6 +126,11 @@ class ProxyVideo(tv_tensors.Video):
             tensors = kwargs.get("tensors", args[0] if args else ())
             if all(isinstance(item, ProxyVideo) for item in tensors) and not kwargs.get("dim", (*args, 0, 0)[1]):
                 return VideoStack(list(tensors))
+        first = args[0] if args else None
+        if isinstance(first, ProxyVideo):
+            recorded = first._recorded(func, args[1:], kwargs)
+            if recorded is not None:
+                return recorded
         reason = who_needs_pixels(func)
 
         def pixels(value: Any) -> Any:
@@ -140,7 +138,28 @@ class ProxyVideo(tv_tensors.Video):
                 return value.materialise(reason).as_subclass(torch.Tensor)
             return type(value)(map(pixels, value)) if isinstance(value, (list, tuple)) else value
 
-        return func(*(pixels(value) for value in args), **{key: pixels(value) for key, value in kwargs.items()})
+        real = [pixels(value) for value in args]
+        result = func(*real, **{key: pixels(value) for key, value in kwargs.items()})
+        if isinstance(first, ProxyVideo) and changes_in_place(func):
+            first.source, first.calls = VideoSource.from_result(real[0]), ()
+            return first if result is real[0] else result
+        return result
+
+    def _recorded(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProxyVideo | None:
+        """What people write for `to_dtype`: `video.float()` and `video / 255`."""
+        if kwargs or self.source.result is not None:
+            return None
+        if func is torch.Tensor.float or (func is torch.Tensor.to and tuple(args) == (torch.float32,)):
+            return self if self.dtype == torch.float32 else self.record("to_dtype", UNSCALED, dtype=torch.float32)
+        if func not in DIVISIONS or tuple(args) not in ((255,), (255.0,)):
+            return None
+        calls = self.calls
+        if calls and calls[-1] == Call("to_dtype", UNSCALED):
+            calls = calls[:-1]
+        elif self.dtype != torch.uint8:
+            return None
+        scaled = Call("to_dtype", {**UNSCALED, "scale": True})
+        return type(self).make(self.source, calls=(*calls, scaled), shape=self.shape, dtype=torch.float32)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         steps = ", ".join(call.name for call in self.calls)
@@ -172,4 +191,13 @@ class VideoStack:
         return len(self.items)
 
 
-register(ProxyVideo, kind="video")
+def _uniform_temporal_subsample(inpt: ProxyVideo, num_samples: int) -> Any:
+    """Every other call treats all frames alike, so frames may as well be chosen before decoding."""
+    if inpt.source.result is not None:
+        return F.uniform_temporal_subsample(inpt.materialise("uniform_temporal_subsample"), num_samples)
+    positions = torch.linspace(0, inpt.shape[0] - 1, num_samples).long().numpy()
+    shape = (num_samples, *inpt.shape[1:])
+    return type(inpt).make(inpt.source.subset(positions), calls=inpt.calls, shape=shape, dtype=inpt.dtype)
+
+
+register(ProxyVideo, kind="video", own={"uniform_temporal_subsample": _uniform_temporal_subsample})
