@@ -21,12 +21,12 @@ from lightning_dali.fetch import Fetcher
 from lightning_dali.graph.spec import Device
 from lightning_dali.passes import Pass
 from lightning_dali.position import Position, load_position, save_position
-from lightning_dali.sampling import BatchPlan, BatchTask
+from lightning_dali.sampling import BatchPlan, BatchTask, TrainPlan
 from lightning_dali.server import Server
 from lightning_dali.sources import InlineSource, PoolSource
 from lightning_dali.throughput import Totals
 from lightning_dali.wire import Request
-from lightning_dali.workers import WorkerPool
+from lightning_dali.workers import Stream, WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class Loader:
         )
         self._pool: WorkerPool | None = None
         self._pool_busy = False
+        self._begun: tuple[WorkerPool, int, int, Stream] | None = None
         self._lock = threading.Lock()
         self.at = Position()
         self._told = False  # whether somebody sets the epochs; else each pass is an epoch
@@ -164,10 +165,8 @@ class Loader:
 
     def source(self, epoch: int, start: int) -> Any:
         """Where a new pass gets its requests."""
-        tasks = self.plan.batches(epoch, start=start)
         if not self.num_workers:
-            return InlineSource(self.fetcher, tasks)
-        ahead = self.ahead
+            return InlineSource(self.fetcher, self.plan.batches(epoch, start=start))
         with self._lock:
             shared = self._persistent and not self._pool_busy
             if shared:
@@ -176,13 +175,38 @@ class Loader:
             pool = self._new_pool()
             self._before_start()
             pool.start()
-            return PoolSource(pool, tasks, ahead=ahead, keep_pool=lambda: False)
+            return PoolSource(pool, self._stream(pool, epoch, start), give_back=lambda _: pool.close())
         try:
             self._before_start()
-            return PoolSource(self._own_pool(), tasks, ahead=ahead, keep_pool=self._return_pool)
+            pool = self._own_pool()
+            return PoolSource(
+                pool,
+                self._begun_stream(pool, epoch, start) or self._stream(pool, epoch, start),
+                give_back=lambda following: self._return_pool(pool, epoch + 1, following),
+                following=(lambda: self._stream(pool, epoch + 1, 0)) if self._runs_on else None,
+            )
         except BaseException:
             self._pool_busy = False
             raise
+
+    def _stream(self, pool: WorkerPool, epoch: int, start: int) -> Stream:
+        return pool.stream(self.plan.batches(epoch, start=start), ahead=self.ahead)
+
+    @property
+    def _runs_on(self) -> bool:
+        """Whether workers begin with the next epoch while the device finishes this one: in training, whose plan draws
+        without touching the process's random state."""
+        return isinstance(self.plan, TrainPlan)
+
+    def _begun_stream(self, pool: WorkerPool, epoch: int, start: int) -> Stream | None:
+        """What the workers have begun for just this pass; anything else that they have begun is dropped."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return None
+        if begun[:3] == (pool, epoch, start):
+            return begun[3]
+        begun[3].close()
+        return None
 
     @property
     def ahead(self) -> int:
@@ -191,9 +215,9 @@ class Loader:
             return 1
         return max(self.num_workers + 1, self.server.device.depth + self.server.queue)
 
-    def _return_pool(self) -> bool:
+    def _return_pool(self, pool: WorkerPool, epoch: int, following: Stream | None) -> None:
+        self._begun = None if following is None else (pool, epoch, 0, following)
         self._pool_busy = False
-        return True
 
     def _new_pool(self) -> WorkerPool:
         return WorkerPool(self.fetcher, self.num_workers, context=self._context)
@@ -251,6 +275,7 @@ class Loader:
     def close(self) -> None:
         """Ends passes, workers and graphs."""
         self.release()
+        self._begun = None
         if self._pool is not None:
             self._pool.close()
             self._pool = None

@@ -7,6 +7,7 @@ closing it ends it at once, and waits until its thread has given back what it ha
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -181,3 +182,7 @@ def close_all() -> None:
 
 
 atexit.register(close_all)
+with contextlib.suppress(Exception):
+    # DALI is imported after this module, so that its exit handler runs before ours: it shuts pipelines down under a running
+    # pass (and its assertion fails, DALI 2.4). What `concurrent.futures` uses runs before them all.
+    threading._register_atexit(close_all)  # type: ignore[attr-defined]

@@ -16,16 +16,32 @@ from lightning_dali.workers import Packed, Stream, WorkerPool
 
 
 class PoolSource:
-    """Requests from worker processes, for one pass."""
+    """Requests from worker processes, for one pass.
+
+    Args:
+        pool: The workers; nobody else uses them meanwhile.
+        stream: What they make for this pass.
+        give_back: Called at the end with the stream that workers have begun for the next pass, if there is one.
+        following: Makes that stream, once every task of this pass is handed out; None: there is to be none.
+    """
 
     def __init__(
-        self, pool: WorkerPool, tasks: Iterator[BatchTask], *, ahead: int, keep_pool: Callable[[], bool]
+        self,
+        pool: WorkerPool,
+        stream: Stream,
+        *,
+        give_back: Callable[[Stream | None], None],
+        following: Callable[[], Stream] | None = None,
     ) -> None:
-        self._pool, self._keep_pool = pool, keep_pool
-        self._stream: Stream = pool.stream(tasks, ahead=ahead)
+        self._pool, self._stream = pool, stream
+        self._give_back, self._following = give_back, following
+        self._next: Stream | None = None
 
     def next(self, *, stop: Callable[[], bool], timeout: float | None = None) -> Packed | None:
         """See `Stream.next`."""
+        if self._following is not None and self._next is None and self._stream.handed_out:
+            self._next = self._following()
+            self._stream.follow_with(self._next)
         return self._stream.next(stop=stop, timeout=timeout)
 
     def redo(self, task: KnownBad, *, stop: Callable[[], bool]) -> Packed | None:
@@ -41,10 +57,9 @@ class PoolSource:
         return self._pool.state()
 
     def close(self) -> None:
-        """Gives back what was not used; ends the workers unless they are kept."""
+        """Gives back what was not used."""
         self._stream.close()
-        if not self._keep_pool():
-            self._pool.close()
+        self._give_back(self._next)
 
 
 class InlineSource:

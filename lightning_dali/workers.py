@@ -303,6 +303,7 @@ class Stream:
         self._order: deque[int] = deque()
         self._arrived: dict[int, Packed] = {}
         self._upcoming: BatchTask | None = next(tasks, None)
+        self._follower: Stream | None = None
 
     def next(self, *, stop: Callable[[], bool], timeout: float | None = None) -> Packed | None:
         """The next batch; None at the end, or when `stop()` turned true meanwhile.
@@ -319,6 +320,8 @@ class Stream:
         looked = False
         while True:
             self._fill()
+            if self._follower is not None:
+                self._follower._fill()
             if stop() or (not self._order and self._upcoming is None):
                 return None
             # Without an order yet the workers still have tasks of an abandoned pass: their answers make room.
@@ -353,6 +356,8 @@ class Stream:
         for ticket, packed in self._pool.wait(timeout):
             if ticket in wanted:
                 self._arrived[ticket] = packed
+            elif self._follower is not None and ticket in self._follower._order:
+                self._follower._arrived[ticket] = packed
             else:
                 packed.free()  # of a pass that was abandoned
 
@@ -366,8 +371,17 @@ class Stream:
             self._upcoming = next(self._tasks, None)
             self._pool.send(worker, ticket, task)
 
+    @property
+    def handed_out(self) -> bool:
+        """Whether the workers have been given every task."""
+        return self._upcoming is None
+
+    def follow_with(self, stream: Stream) -> None:
+        """Lets workers that have nothing left to do begin with another stream, which is to be used after this one."""
+        self._follower = stream
+
     def close(self) -> None:
-        """Gives back what arrived and was not asked for."""
+        """Gives back what arrived and was not asked for; a follower stays as it is."""
         for packed in self._arrived.values():
             packed.free()
         self._arrived.clear()

@@ -1,8 +1,8 @@
 """YAML files into one config: defaults lists, groups and overrides as Hydra reads them, for the parts of Hydra used here.
 
 Understood: `defaults` with `_self_`, `file`, `group: option`, `group@package: option`, `optional group: option`,
-`override /group: option`, absolute groups (`/group`), `# @package _global_`, and overrides `group=option`, `key=value`,
-`+key=value`, `~key`. The package must work without Hydra, and a command should read what a run reads;
+`override /group: option`, absolute groups (`/group`), `# @package _global_`, and overrides `group=option`,
+`group@package=option`, `key=value`, `+key=value`, `~key`. The package must work without Hydra, and a command should read what a run reads;
 tests/test_configs.py compares the two on every config of this repository.
 """
 
@@ -48,7 +48,9 @@ def compose(file: Path, overrides: Sequence[str] = ()) -> DictConfig:
             break
         chosen |= reader.found
     unused = groups.keys() - reader.groups
-    parts += [part for group in sorted(unused) for part in reader.option(group, groups[group], "", groups)]
+    for one in sorted(unused):
+        group, _, place = one.partition("@")
+        parts += reader.option(group, groups[one], place or group.replace("/", "."), groups)
     try:
         config = OmegaConf.merge(OmegaConf.create({}), *parts)
     except OmegaConfBaseException as error:
@@ -100,18 +102,17 @@ class _Reader:
         name, _, at = key.partition("@")
         here = "" if file.parent == self.root else f"{file.parent.relative_to(self.root)}/"
         group = name[1:] if name.startswith("/") else f"{here}{name}"
+        place = at or (group if name.startswith("/") else name).replace("/", ".")
+        if at.startswith("_global_"):
+            place = place.removeprefix("_global_").lstrip(".")
+        else:
+            place = ".".join(filter(None, [package, place]))
+        choice = f"{group}@{place}" if at else group
         if override:
-            self.found[group] = option
+            self.found[choice] = option
             return
-        self.groups.add(group)
-        if not at:
-            option = chosen.get(group, option)
-        place = at or group.replace("/", ".")
-        place = (
-            place.removeprefix("_global_.") if at.startswith("_global_") else ".".join(filter(None, [package, place]))
-        )
-        if not at and name.startswith("/"):
-            place = group.replace("/", ".")
+        self.groups.add(choice)
+        option = chosen.get(choice, option)
         if optional and option is not None and not (self.root / group / f"{option}.yaml").is_file():
             return
         yield from self.option(group, option, place, chosen)
@@ -119,7 +120,7 @@ class _Reader:
     def option(self, group: str, option: str | None, place: str, chosen: Mapping[str, str | None]) -> Iterator[Any]:
         """Yields the parts of a group's option."""
         if option is not None:
-            yield from self.read(self._file(self.root / group, str(option), None), place or group, chosen)
+            yield from self.read(self._file(self.root / group, str(option), None), place, chosen)
 
     def _file(self, folder: Path, name: str, asked_by: Path | None) -> Path:
         file = folder / f"{name.removesuffix('.yaml')}.yaml"
@@ -149,7 +150,7 @@ def _split(overrides: Sequence[str], root: Path) -> tuple[dict[str, str | None],
     values = []
     for one in overrides:
         key, equals, value = one.lstrip("+").partition("=")
-        if equals and key and (root / key).is_dir() and "." not in key:
+        if equals and key and (root / key.partition("@")[0]).is_dir():
             groups[key] = None if value in ("null", "") else value
         else:
             values.append(one)

@@ -54,6 +54,8 @@ def load_source(given: str, overrides: Sequence[str] = ()) -> Source:
     Raises:
         ConfigError: It cannot be read, or makes no datamodule of this package.
     """
+    if os.getcwd() not in sys.path:  # as `python -m` has it: `_target_`s and functions of one's own project
+        sys.path.insert(0, os.getcwd())
     config = None
     if given.endswith((".yaml", ".yml")):
         config = compose(Path(given), overrides)
@@ -96,13 +98,10 @@ def _call(given: str, overrides: Sequence[str]) -> Any:
 
 def _module(name: str, given: str) -> Any:
     if not name.endswith(".py"):
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             raise ConfigError(f"{given!r}: {error}.") from error
-        finally:
-            sys.path.remove(os.getcwd())
     path = Path(name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:

@@ -121,13 +121,11 @@ def video_stream(container: Any) -> Any:
 def demux(container: Any, stream: Any) -> Iterator[Any]:
     """The packets of a stream, from where the container stands to its end.
 
-    PyAV's own `demux` raises IndexError at a packet of a stream that turned up after opening (program and transport
-    streams); the next call goes on behind it.
+    Where a stream turned up after opening (in program and transport streams), PyAV 18 ends with an IndexError, after the
+    last packet.
     """
-    while True:
-        with contextlib.suppress(IndexError):
-            yield from (packet for packet in container.demux(stream) if packet.size)
-            return
+    with contextlib.suppress(IndexError):
+        yield from (packet for packet in container.demux(stream) if packet.size)
 
 
 def codec_name(stream: Any) -> str:

@@ -45,6 +45,7 @@ def plan(index: VideoIndex, frames: Ints) -> list[Segment]:
     table = index.packets
     wanted = index.frame_packets[np.unique(frames[frames >= 0])]
     groups = np.searchsorted(table.ranks[table.starts], table.ranks[wanted], side="right") - 1
+    groups = np.minimum(groups, np.searchsorted(table.starts, wanted, side="right") - 1)  # for times that make no sense
     segments: list[Segment] = []
     for group in np.unique(groups).tolist():
         start = max(group, 0)

@@ -105,6 +105,8 @@ def _packet_table(source: Source, container: Any, stream: Any, scan: _Scan) -> t
     ranks = np.full(len(pts), -1, dtype=np.int64)
     ranks[order] = np.arange(len(order))
     starts = np.flatnonzero((kinds > 0) & (ranks >= 0))
+    if not starts.size:
+        raise VideoError("no key frame that decodes")
     _check_time_goes_on(times[starts], stream.time_base)
     clock, ids = _clock(container, pts, dts, positions)
     if not _stored(source, container, stream, scan):

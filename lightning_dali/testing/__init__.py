@@ -4,6 +4,7 @@ Runs anywhere. Imports neither torch nor DALI.
 """
 
 from lightning_dali.testing.leaks import no_leaks
+from lightning_dali.testing.made_up import IndexedFiles, made_up, make_videos
 from lightning_dali.testing.media import (
     IndexedImages,
     make_images,
@@ -14,9 +15,12 @@ from lightning_dali.testing.media import (
 )
 
 __all__ = [
+    "IndexedFiles",
     "IndexedImages",
+    "made_up",
     "make_images",
     "make_photos",
+    "make_videos",
     "make_wavs",
     "no_leaks",
     "recover_ids",

@@ -140,7 +140,7 @@ def test_stream_that_begins_between_key_frames(tmp_path: Path) -> None:
     for codec in ("h264", "hevc"):
         whole = make(tmp_path, codec, suffix="ts", rate=25, gop=10, b_frames=2, open_gop=True)
         path = rewrite(whole, tmp_path / f"{codec}.ts", lambda number, data: data if number >= 15 else None)
-        assert build_index(path).num_frames == len(read_numbers(str(path)))
+        assert build_index(path).num_frames == len([number for number in read_numbers(str(path)) if number >= 0])
         check(path, list(range(20, NUM_FRAMES)))
 
 
