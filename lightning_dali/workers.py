@@ -12,13 +12,13 @@ need, and shared memory should be used again instead of mapped anew for each bat
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import mmap
 import multiprocessing as mp
 import multiprocessing.connection
 import multiprocessing.reduction
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -44,7 +44,6 @@ writes a task and the worker while it writes a batch, neither would ever read.""
 
 _rank_sockets: weakref.WeakSet[Any] = weakref.WeakSet()
 """The rank's ends, so that a forked worker closes those it inherited."""
-_live_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 class WorkerError(RuntimeError):
@@ -145,7 +144,9 @@ class WorkerPool:
         self._tickets = 0
         self._alarm = _Alarm()
         self._finalizer = weakref.finalize(self, _end, self._workers, self._alarm, os.getpid())
-        _live_pools.add(self)
+        # Workers ignore SIGTERM, and multiprocessing sends it to children at the end of a process and then waits for them.
+        # What has a priority runs before that, also where the rank is itself such a child (`ddp_spawn`): there is no atexit.
+        mp.util.Finalize(self, _end, (self._workers, self._alarm, os.getpid()), exitpriority=10)
 
     @property
     def started(self) -> bool:
@@ -433,12 +434,3 @@ def _end(workers: list[_Worker], alarm: _Alarm | None, owner: int) -> None:
     workers.clear()
     if alarm is not None:
         alarm.close()
-
-
-def close_all() -> None:
-    """Ends every pool. At exit before multiprocessing's own end, which waits for children after a SIGTERM they ignore."""
-    for pool in list(_live_pools):
-        pool.close()
-
-
-atexit.register(close_all)  # after multiprocessing's, which its import registered: the last one registered runs first

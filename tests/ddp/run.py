@@ -100,7 +100,8 @@ def once() -> None:
         "crash": {},
     }[MODE]
     spy = Spy(dump_to=ROOT / MODE, on_step=crash if MODE == "crash" else None)
-    dm = datamodule(pictures(61), val_dataset=pictures(61), num_workers=1)
+    # "fork": a spawned rank's platform default is to spawn its workers too, four more imports here
+    dm = datamodule(pictures(61), val_dataset=pictures(61), num_workers=1, multiprocessing_context="fork")
     ranks(MODE, **{"num_sanity_val_steps": 0, **options}).fit(spy, datamodule=dm)
 
 
