@@ -184,7 +184,9 @@ class Fetcher:
             if isinstance(error, (OSError, MediaError)):
                 raise BadSampleError(sample) from error
             # A note is the last thing that a traceback shows, so it says the error once more: logs are read from their end.
-            _add_note(error, f"{type(error).__name__}: {error} [dataset index {index}, rank {self.rank}, epoch {task.epoch}]")
+            _add_note(
+                error, f"{type(error).__name__}: {error} [dataset index {index}, rank {self.rank}, epoch {task.epoch}]"
+            )
             raise error
         return sample
 

@@ -6,6 +6,7 @@ judges how it ends.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -22,6 +23,8 @@ import torch
 
 STEP = 1
 """The fault comes at this batch, from 0: something has been delivered, and something is under way."""
+NUM_BATCHES = 24
+"""More than can be under way when the fault comes."""
 PATIENCE_SECONDS = 45.0
 """How long a process that is to be interrupted does nothing."""
 
@@ -105,7 +108,8 @@ def kill_workers() -> None:
     if pids:
         say("now", time.time())
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the last step's work
+            os.kill(pid, signal.SIGKILL)
 
 
 _LOADERS: list[Any] = []
@@ -223,8 +227,8 @@ def run(
         devices=devices,
         **({"strategy": "ddp"} if devices > 1 else {}),
         max_epochs=1,
-        limit_train_batches=8,
-        limit_val_batches=4,
+        limit_train_batches=NUM_BATCHES,
+        limit_val_batches=NUM_BATCHES,
         num_sanity_val_steps=2 if fault.startswith("sanity") else 0,
         logger=False,
         enable_checkpointing=False,
@@ -237,6 +241,7 @@ def run(
     except BaseException:
         say("left", json.dumps(_left(datamodule)))
         raise
+    say("done", time.time())
 
 
 def _left(datamodule: Any) -> list[str]:

@@ -149,7 +149,9 @@ def play(
         problems.append("the fault did not happen: the datamodule has too few batches, or something else failed before")
     elif rc is not None and seconds > limit:
         problems.append(f"took {seconds:.1f} s to end, more than {limit:g} s")
-    if rc is not None and (rc == 0) != (fault == "exit"):
+    if "done" in said:
+        problems.append("went on to the end as if nothing had happened (perhaps all batches were under way already)")
+    if rc is not None and fault != "sigterm" and (rc == 0) != (fault == "exit"):  # Lightning's word for SIGTERM is 0
         problems.append(f"ended with exit status {rc}")
     lines = stderr.strip().splitlines() or [""]
     if FAULTS[fault] not in (lines[-1] if devices == 1 else stderr):
@@ -163,7 +165,11 @@ def _crowding() -> float:
 
 
 def play_all(
-    target: str, *, faults: Sequence[str] = tuple(FAULTS), told: Callable[[Outcome], None] = lambda one: None, **how: Any
+    target: str,
+    *,
+    faults: Sequence[str] = tuple(FAULTS),
+    told: Callable[[Outcome], None] = lambda one: None,
+    **how: Any,
 ) -> list[Outcome]:
     """Runs several faults, one after the other; see `play`."""
     outcomes = []

@@ -8,6 +8,6 @@ from tests.pairs import images
 
 
 def pictures(folder: str, **options: Any) -> ImageDataModule:
-    """48 pictures to train on and as many to validate with, four a batch."""
-    dataset = images(Path(folder), 48)
+    """96 pictures to train on and as many to validate with, four a batch."""
+    dataset = images(Path(folder), 96)
     return ImageDataModule(train_dataset=dataset, val_dataset=dataset, **{"batch_size": 4, **options})

@@ -89,7 +89,8 @@ def rows() -> list[Any]:
     return [
         (fault, stage, workers)
         for fault, stage, workers in table
-        if (stage == "fit" and (workers == 2 or fault in inline)) or (stage == "validate" and fault in other and workers)
+        if (stage == "fit" and (workers == 2 or fault in inline))
+        or (stage == "validate" and fault in other and workers)
     ]
 
 
