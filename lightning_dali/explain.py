@@ -14,9 +14,10 @@ import torch
 
 from lightning_dali.environment import cores
 from lightning_dali.loader import Loader
+from lightning_dali.padded import Padded
 from lightning_dali.passes import Pass
 from lightning_dali.sources import InlineSource
-from lightning_dali.structure import field_name, leaves
+from lightning_dali.structure import field_name, leaves, map_leaves
 from lightning_dali.wire import Lane, Request
 
 __all__ = ["Explanation", "FieldPlan", "Output", "Step", "explain"]
@@ -181,7 +182,12 @@ def _outputs(loader: Loader) -> tuple[Output, ...]:
     finally:
         one.close()
     found: dict[str, list[torch.Tensor]] = {}
-    for path, leaf in leaves(batch):
+    named = map_leaves(
+        lambda leaf: leaf._asdict() if isinstance(leaf, Padded) else leaf,
+        batch,
+        leaf=lambda one: isinstance(one, Padded),
+    )
+    for path, leaf in leaves(named):
         if isinstance(leaf, torch.Tensor):  # a list of tensors of different sizes, one a row, counts as one field
             ragged = len(path) > 1 and isinstance(path[-1], int) and tuple(leaf.shape[:1]) != (rows,)
             found.setdefault(field_name(path[:-1] if ragged else path), []).append(leaf)
@@ -276,7 +282,7 @@ def _spread(kwargs: Sequence[Any], rows: int) -> Sequence[Any]:
 
 
 def _normalised(lane: Lane) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    finish = getattr(lane.spec, "finish", None)
+    finish = getattr(getattr(lane.spec, "template", lane.spec), "finish", None)  # a clip's stages are an image's
     if finish is not None and finish.mean is not None and finish.std is not None:
         return finish.mean, finish.std
     for step in lane.tail:

@@ -110,7 +110,9 @@ def _planes(masks: torch.Tensor) -> list[torch.Tensor]:
 def film(clip: torch.Tensor, normalised: tuple[Sequence[float], Sequence[float]] | None, *, frames: int = 8) -> Pixels:
     """Frames of a clip `(T, C, H, W)` side by side, evenly chosen, first and last among them."""
     chosen = np.linspace(0, len(clip) - 1, min(frames, len(clip))).round().astype(int)
-    return np.concatenate([_fit(picture(clip[number], normalised), TILE // 2) for number in chosen], axis=1)
+    # one picture of all frames below each other, so that all are stretched alike
+    tall = picture(torch.cat([clip[number] for number in chosen], dim=-2), normalised)
+    return np.concatenate([_fit(part, TILE // 2) for part in np.split(tall, len(chosen))], axis=1)
 
 
 def spectrogram(values: torch.Tensor) -> Pixels:

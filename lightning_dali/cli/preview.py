@@ -44,7 +44,16 @@ def preview(loader: Loader, *, count: int = 16, compare: bool = False) -> Previe
         ValueError: The batch has nothing that can be drawn.
     """
     normalised = {plan.field: plan.normalised for plan in explain(loader).fields}
-    batch, known = loader.look()
+    notes: list[str] = []
+    transform, batch_transform = loader.batch_transform, loader.batch_transform
+    if compare and batch_transform is not None:
+        notes.append("compare: shown without the batch_transform, which mixes samples.")
+        transform = None
+    loader.batch_transform = transform
+    try:
+        batch, known = loader.look()
+    finally:
+        loader.batch_transform = batch_transform
     rows = min(count, len(known.indices))
     fields = dict(_fields(batch, len(known.indices)))
     shown = _Shown(fields, normalised, _classes(loader.dataset))
@@ -52,7 +61,6 @@ def preview(loader: Loader, *, count: int = 16, compare: bool = False) -> Previe
         kinds = ", ".join(f"{name}: {_kind(value)}" for name, value in fields.items())
         raise ValueError(f"the batch has nothing that can be drawn: {kinds or 'no tensors'}.")
     tiles: list[list[draw.Tile]] = []
-    notes: list[str] = []
     apart: list[np.ndarray[Any, Any]] = []
     for row in range(rows):
         index = known.indices[row]
@@ -90,8 +98,9 @@ class _Shown:
 
     def __init__(self, fields: Mapping[str, Any], normalised: Mapping[str, Normalised], classes: list[str]) -> None:
         self.fields, self.normalised, self.classes = fields, normalised, classes
-        self.media = [name for name, value in fields.items() if _kind(value) in _DRAWERS and not _target(name)]
-        self.targets = {_target(name): name for name in fields if _target(name)}
+        roles = {name: _target(name, value) for name, value in fields.items()}
+        self.media = [name for name, value in fields.items() if _kind(value) in _DRAWERS and not roles[name]]
+        self.targets = {role: name for name, role in roles.items() if role}
 
     def tiles(self, row: int, title: str) -> list[draw.Tile]:
         """The pictures of one sample."""
@@ -128,11 +137,13 @@ class _Shown:
         """Labels and numbers of a sample, in words."""
         words = []
         for name, value in self.fields.items():
-            if name in self.media or _target(name):
+            if name in self.media or name in self.targets.values():
                 continue
             one = _row(value, row)
             if isinstance(one, torch.Tensor) and one.dim() == 0 and not one.is_floating_point():
                 words.append(f"{name}: {self._class(int(one))}" if "index" not in name else f"{name}: {int(one)}")
+            elif isinstance(one, torch.Tensor) and one.dim() == 1 and one.is_floating_point() and "seconds" in name:
+                words.append(f"{name}: {float(one[0]):.2f} to {float(one[-1]):.2f}")
             elif isinstance(one, torch.Tensor) and one.dim() == 1 and one.is_floating_point() and len(one) <= 10_000:
                 best = torch.topk(one, min(2, len(one)))  # what MixUp makes of labels
                 pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
@@ -176,16 +187,24 @@ def _colours(shape: Any) -> bool:
 
 _DRAWERS: dict[str, Any] = {
     "image": draw.picture,
-    "film": draw.film,
+    "film": lambda clip, normalised: draw.film(_frames_first(clip), normalised),
     "spectrogram": lambda values, _: draw.spectrogram(values.reshape(-1, *values.shape[-2:])[0]),
     "wave": lambda values, _: draw.wave(values.reshape(-1, values.shape[-1])[0]),
 }
 
 
-def _target(name: str) -> str:
+def _frames_first(clip: torch.Tensor) -> torch.Tensor:
+    """`(T, C, H, W)` of a clip in either order."""
+    return clip.transpose(0, 1) if clip.shape[0] in (1, 3) and clip.shape[1] not in (1, 3) else clip
+
+
+def _target(name: str, value: Any) -> str:
+    """What a field is to the image beside it: boxes, masks, points, or nothing."""
     last = name.rsplit("/", 1)[-1]
     kinds = (("boxes", _BOXES), ("masks", _MASKS), ("points", _POINTS))
-    return next((kind for kind, names in kinds if last in names), "")
+    kind = next((kind for kind, names in kinds if last in names), "")
+    flat = isinstance(value, torch.Tensor) and value.dim() < 3  # such as a clip's mask of real frames, (B, T)
+    return "" if flat else kind
 
 
 def _corners(boxes: torch.Tensor) -> torch.Tensor:
