@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import sys
@@ -110,6 +111,35 @@ def crash(spy: Spy) -> None:
         raise ValueError("rank 1 has had enough")
 
 
+def contexts() -> list[int]:
+    """CUDA devices on which this process has a context, as the driver says."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    found = []
+    for device in range(torch.cuda.device_count()):
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        assert cuda.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0
+        found += [device] * active.value
+    return found
+
+
+def gpus(devices: Any) -> None:
+    """Fits on GPUs; each rank says where its batches were and which devices it touched."""
+
+    def check(spy: Spy) -> None:
+        if len(spy.seen) == 5:
+            print("rank", spy.global_rank, "batch", where[-1], "module", spy.device, "contexts", contexts(), flush=True)
+
+    where: list[Any] = []
+
+    class Place(Spy):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            where.append(batch[0].device)
+            return super().training_step(batch, batch_idx)
+
+    options = {"accelerator": "gpu", "devices": devices, "strategy": "ddp" if devices == 2 else "auto"}
+    trainer(ROOT / "gpus", **options).fit(Place(on_step=check), datamodule=datamodule(pictures(61), num_workers=1))
+
+
 def soak(rank: int, times: int) -> None:
     """Starts and stops passes, each with fresh workers: forks beside DALI's and gloo's threads."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{ROOT}/store", rank=rank, world_size=2)
@@ -133,5 +163,7 @@ if __name__ == "__main__":
         several()
     elif MODE == "soak":
         soak(*map(int, sys.argv[3:]))
+    elif MODE == "gpus":
+        gpus(2 if sys.argv[3] == "both" else [1])
     else:
         once()

@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 
 def digests(images: torch.Tensor) -> list[str]:
-    return [hashlib.sha1(image.numpy().tobytes()).hexdigest()[:12] for image in images]
+    return [hashlib.sha1(image.cpu().numpy().tobytes()).hexdigest()[:12] for image in images]
 
 
 class Spy(L.LightningModule):

@@ -234,6 +234,18 @@ def test_exception_on_one_rank_ends_both(root: Path, alone: Spy, run_script: Cal
     assert "rank 1 has had enough" in run.stderr
 
 
+@pytest.mark.multi_gpu(n=2)
+@pytest.mark.parametrize(("which", "visible"), [("both", "0,1"), ("both", "1,0"), ("second", "0,1")])
+def test_each_rank_touches_its_own_gpu_only(
+    root: Path, alone: Spy, run_script: Callable[..., Any], which: str, visible: str
+) -> None:
+    env = environment(CUDA_VISIBLE_DEVICES=visible)
+    run = run_script(RUN.read_text(), 360, args=[str(root), "gpus", which], env=env)
+    assert run.rc == 0, run.stderr[-4000:]
+    for rank, device in ((0, 0), (1, 1)) if which == "both" else ((0, 1),):
+        assert f"rank {rank} batch cuda:{device} module cuda:{device} contexts [{device}]" in run.stdout
+
+
 @pytest.mark.soak
 def test_starts_and_stops_without_a_hang(root: Path, alone: Spy, soak: Callable[[int], int]) -> None:
     start_two(
