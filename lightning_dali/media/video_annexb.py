@@ -13,15 +13,13 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from lightning_dali.media.bitstream import with_start_codes
 from lightning_dali.media.video_cut import _gather
 from lightning_dali.media.video_index import Ints, VideoError, VideoIndex
 from lightning_dali.media.video_open import Source, new_packet
 from lightning_dali.media.video_packets import open_packets
 from lightning_dali.media.video_pictures import Pixels, RGBConverter, pictures
 from lightning_dali.media.video_plan import check_frames
-
-_FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
-"""FFmpeg's filters that put start codes and parameter sets into packets that lack them (and leave the others alone)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +51,40 @@ def cut_packets(source: Source, index: VideoIndex, frames: npt.ArrayLike) -> Pac
     with open_packets(source, index) as packets:
         kept = _gather(index, packets, wanted)
         data = list(kept.values())
-        if index.codec in _FILTERS:
-            bitstream_filter = av.bitstream.BitStreamFilterContext(_FILTERS[index.codec], packets.template)
-            data = [bytes(out) for one in data for out in bitstream_filter.filter(new_packet(one))]
-            data += [bytes(out) for out in bitstream_filter.filter(None)]
+        if index.codec in ("h264", "hevc"):
+            data = [with_start_codes(one, packets.length_bytes) for one in data]
+            # FFmpeg's own filter puts them before IDR pictures only, but a clip may begin with another one (open GOP)
+            extradata = packets.template.codec_context.extradata
+            data[0] = parameter_sets(index.codec, extradata, packets.length_bytes) + data[0]
     ranks = index.packets.ranks[list(kept)]
     shown = np.sort(ranks[ranks >= 0])
     positions = np.searchsorted(shown, index.packets.ranks[index.frame_packets[wanted]])
     return PacketCut(data, np.where(wanted < 0, -1, positions), len(shown))
+
+
+def parameter_sets(codec: str, extradata: bytes | None, length_bytes: int) -> bytes:
+    """The parameter sets of a stream's header with start codes; nothing where it has none.
+
+    Args:
+        codec: h264 or hevc.
+        extradata: avcC or hvcC (ISO/IEC 14496-15, 5.3.3.1 and 8.3.3.1), or parameter sets with start codes.
+        length_bytes: see `bitstream.nal_length_bytes`.
+    """
+    if not extradata or not length_bytes:
+        return extradata or b""
+    found, at = [], 5 if codec == "h264" else 22
+    arrays = 2 if codec == "h264" else extradata[at]
+    at += codec == "hevc"
+    for array in range(arrays):
+        if codec == "h264":
+            count, at = extradata[at] & (31 if array == 0 else 255), at + 1
+        else:
+            count, at = int.from_bytes(extradata[at + 1 : at + 3], "big"), at + 3
+        for _ in range(count):
+            size = int.from_bytes(extradata[at : at + 2], "big")
+            found.append(b"\0\0\0\1" + extradata[at + 2 : at + 2 + size])
+            at += 2 + size
+    return b"".join(found)
 
 
 def decode_packets(
@@ -90,9 +114,8 @@ def decode_packets(
     height, width = size if rotation % 180 == 0 else size[::-1]
     pixels = np.zeros((len(wanted), height, width, 3), dtype=np.uint8)
     context: Any = av.CodecContext.create(codec, "r")
-    context.options = {
-        "strict": "1"
-    }  # else FFmpeg guesses how far H.264 reorders, and gives the first frames too early
+    # else FFmpeg guesses how far H.264 reorders, and gives the first frames too early
+    context.options = {"strict": "1"}
     numbered = ((number, new_packet(bytes(packet))) for number, packet in enumerate(packets))
     found = 0
     for position, (_, frame) in enumerate(pictures(context, numbered)):
