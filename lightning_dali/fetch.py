@@ -3,6 +3,8 @@
 Runs in the worker (with `num_workers=0` in the rank's own thread). `Fetcher` is a value: the dataset and a few options.
 """
 
+# Over 300 lines: a batch is made in one go, and what goes wrong on the way belongs to it (`repair.py` has the parts apart).
+
 from __future__ import annotations
 
 import logging
@@ -17,6 +19,7 @@ from lightning_dali.collate import collate
 from lightning_dali.failures import BadSample, BadSampleError
 from lightning_dali.media import MediaError
 from lightning_dali.proxies import capture, captures_follow, collect_notes, no_capture
+from lightning_dali.repair import outliers, without_gaps
 from lightning_dali.sampling import BatchTask
 from lightning_dali.seeding import batch_seed, sample_seed, seeded
 from lightning_dali.structure import field_name, leaves, map_leaves
@@ -92,7 +95,7 @@ class Fetcher:
                 samples, indices, bad = self._samples(task, known)
             fetched = time.perf_counter()
             with seeded(batch_seed(self.seed, task.epoch, task.step), restore=False):
-                batch = self._collate(samples, indices)
+                batch, samples, indices = self._join(task, samples, indices, bad)
             request = self._plan(task, batch, samples, indices)
         request.bad = bad
         told = {reason for _, reason in request.notes}
@@ -147,7 +150,7 @@ class Fetcher:
             samples.append(sample)
         if not bad:
             return samples, list(task.indices), bad
-        return self._repair(task, samples, bad)
+        return *self._repair(task, samples, list(task.indices), bad), bad
 
     def _checked(self, task: BatchTask, index: int, known: dict[int, MediaError]) -> Any:
         """A sample whose media looks decodable.
@@ -191,22 +194,30 @@ class Fetcher:
         return sample
 
     def _repair(
-        self, task: BatchTask, samples: list[Any], bad: list[BadSample]
-    ) -> tuple[list[Any], list[int], list[BadSample]]:
+        self, task: BatchTask, samples: list[Any], indices: list[int], bad: list[BadSample]
+    ) -> tuple[list[Any], list[int]]:
         """Replaces or drops the samples that are None."""
-        good = [position for position, sample in enumerate(samples) if sample is not None]
-        if not good:
-            index, sample = self._any_good(task, bad)
-            rows = len(samples) if self.on_bad_sample == "replace" else 1
-            return [sample] * rows, [index] * rows, bad
-        if self.on_bad_sample == "drop":
-            return [samples[row] for row in good], [task.indices[row] for row in good], bad
-        indices = list(task.indices)
-        for row, sample in enumerate(samples):
-            if sample is None:
-                other = good[sample_seed(self.seed, task.epoch, indices[row]) % len(good)]
-                samples[row], indices[row] = samples[other], task.indices[other]
-        return samples, indices, bad
+        if any(sample is not None for sample in samples):
+            return without_gaps(samples, indices, policy=self.on_bad_sample, seed=self.seed, epoch=task.epoch)
+        index, sample = self._any_good(task, bad)
+        rows = len(samples) if self.on_bad_sample == "replace" else 1
+        return [sample] * rows, [index] * rows
+
+    def _join(
+        self, task: BatchTask, samples: list[Any], indices: list[int], bad: list[BadSample]
+    ) -> tuple[Any, list[Any], list[int]]:
+        """The batch, without the samples that do not fit the others if bad ones are replaced or dropped."""
+        try:
+            return self._collate(samples, indices), samples, indices
+        except Exception:
+            odd = {} if self.on_bad_sample == "raise" else outliers(samples, is_proxy=self.modality.is_proxy)
+            if not odd:
+                raise
+        reasons = {indices[row]: reason for row, reason in odd.items()}
+        bad += [self._bad(task, index, MediaError(reason)) for index, reason in reasons.items()]
+        kept = [None if row in odd else sample for row, sample in enumerate(samples)]
+        samples, indices = self._repair(task, kept, indices, bad)
+        return self._collate(samples, indices), samples, indices
 
     def _any_good(self, task: BatchTask, bad: list[BadSample]) -> tuple[int, Any]:
         """When a whole batch is bad: the next sample of the dataset that is good, so that every rank keeps its step."""

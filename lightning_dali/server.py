@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from lightning_dali.delivery import Delivered, assemble, to_device
 from lightning_dali.failures import BadSample
 from lightning_dali.graph.spec import Device, Executor, LaneSpec
+from lightning_dali.memory import give_back
 from lightning_dali.wire import KnownBad, Lane, Request
 from lightning_dali.worker import Failure
 from lightning_dali.workers import Packed
@@ -173,6 +174,8 @@ class Server:
                 self._idle.append(executors)
                 return
         executors.close()
+        if not self._keep:
+            give_back(self.device.index)
 
     @property
     def built(self) -> bool:

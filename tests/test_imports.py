@@ -24,6 +24,7 @@ WORKER_ROOMS = (
     "worker",
     "workers",
     "fetch",
+    "repair",
     "collate",
     "structure",
     "sampling",
@@ -69,7 +70,9 @@ RULES = [
         r"lightning_dali\.(graph|server|passes|loader|datamodules)(\..*)?",
         "imports point one way",
     ),
-    Rule(r"(?!cli(\..*)?$|testing).*", r"lightning_dali\.testing(\..*)?", "the package does not lean on its test helpers"),
+    Rule(
+        r"(?!cli(\..*)?$|testing).*", r"lightning_dali\.testing(\..*)?", "the package does not lean on its test helpers"
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ from lightning_dali.datamodules.loops import SeenIndices, align_progress, restar
 from lightning_dali.datamodules.options import Options
 from lightning_dali.datamodules.plain import check_dataset_transforms, check_transform, plain
 from lightning_dali.explain import Explanation, explain
-from lightning_dali.failures import BadSample
+from lightning_dali.failures import BadSample, BadSamples
 from lightning_dali.fetch import Fetcher, Modality
 from lightning_dali.graph.spec import Device
 from lightning_dali.loader import Loader
-from lightning_dali.memory import Growth, MemoryReport, measure
+from lightning_dali.memory import Growth, MemoryReport, give_back, measure
 from lightning_dali.sampling import BatchPlan, BatchTask, EvalPlan, Shard, TrainPlan, user_plan
 from lightning_dali.seeding import batch_seed, seeded
 
@@ -78,7 +79,7 @@ class BaseDataModule(Host):
         self._loaders: dict[str, list[Loader]] = {}
         self._made_for: dict[str, Any] = {}
         self._resume: dict[str, Any] | None = None
-        self._bad: list[BadSample] = []
+        self._bad = BadSamples(limit=options.max_bad_samples, file=options.bad_samples_file)
         self._growth = Growth()
 
     # -- Lightning's hooks
@@ -136,6 +137,9 @@ class BaseDataModule(Host):
                 loader.stop()
                 if self.options.release_memory != "never":
                     loader.release()
+        self._bad.report()
+        if self.options.release_memory != "never":
+            self._give_back()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training loader stands; Lightning puts it into checkpoints.
@@ -156,6 +160,7 @@ class BaseDataModule(Host):
 
     def on_exception(self, exception: BaseException) -> None:
         """Ends everything: Lightning calls this instead of `teardown` when a run fails."""
+        self._bad.report()
         self.close()
 
     # -- for users
@@ -171,11 +176,12 @@ class BaseDataModule(Host):
         for loaders in self._loaders.values():
             for loader in loaders:
                 loader.release()
+        self._give_back()
 
     @property
     def bad_samples(self) -> list[BadSample]:
         """Every bad sample found so far on this rank."""
-        return list(self._bad)
+        return list(self._bad.met)
 
     def peek(self, stage: str = "train") -> Any:
         """One batch of a stage, without a trace: the next pass starts where it would have."""
@@ -215,6 +221,10 @@ class BaseDataModule(Host):
     def __getstate__(self) -> dict[str, Any]:
         """Without what lives: a copy, or a rank started by `ddp_spawn`, makes its own loaders."""
         return {**self.__dict__, "_loaders": {}, "_made_for": {}}
+
+    def _give_back(self) -> None:
+        used = {loader.server.device.index for loaders in self._loaders.values() for loader in loaders}
+        give_back(next(iter(used - {None}), None))
 
     # -- making loaders
 
@@ -293,7 +303,7 @@ class BaseDataModule(Host):
             prefetch=options.prefetch,
             context=options.multiprocessing_context,
             persistent_workers=options.persistent_workers,
-            on_bad=self._note_bad,
+            on_bad=partial(self._bad.note, dataset=label),
             batch_transform=self._seeded_batch_transform(seed) if train and self._batch_transform else None,
             before_start=self._start_workers,
             on_epoch=self._epoch_told,
@@ -354,16 +364,3 @@ class BaseDataModule(Host):
                 return transform(*batch) if isinstance(batch, tuple) else transform(batch)
 
         return apply
-
-    def _note_bad(self, sample: BadSample) -> None:
-        self._bad.append(sample)
-        logger.warning(
-            "bad sample: dataset index %d, path %s, rank %d, epoch %d: %s",
-            sample.dataset_index, sample.path, sample.rank, sample.epoch, sample.reason,
-        )  # fmt: skip
-        limit = self.options.max_bad_samples
-        if limit is not None and len(self._bad) > limit:
-            raise RuntimeError(
-                f"{len(self._bad)} bad samples on rank {sample.rank}, more than max_bad_samples={limit}; the last one: "
-                f"{sample}. See datamodule.bad_samples for all of them; repair the dataset or raise the limit."
-            )

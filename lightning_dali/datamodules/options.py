@@ -6,6 +6,7 @@ Runs in the rank.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class Options:
     seed: int | None = None
     on_bad_sample: str = "raise"
     max_bad_samples: int | None = None
+    bad_samples_file: Any = None
     release_memory: str = "stage"
     ragged: str = "error"
     with_index: bool = False
@@ -52,6 +54,7 @@ class Options:
         for name in ("shuffle", "drop_last", "with_index", "channels_last", "persistent_workers"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} is {getattr(self, name)!r}: allowed are True and False.")
+        _file("bad_samples_file", self.bad_samples_file)
         methods = multiprocessing.get_all_start_methods()
         if self.multiprocessing_context not in (None, *methods):
             raise ValueError(
@@ -60,6 +63,18 @@ class Options:
             )
         if not 0.0 <= self.hw_decoder_load <= 1.0:
             raise ValueError(f"hw_decoder_load is {self.hw_decoder_load!r}: it is a share, from 0 to 1.")
+
+
+def _file(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}): expected a path, or None for no file.")
+    folder = os.path.dirname(os.path.abspath(value))
+    if not os.path.isdir(folder):
+        raise ValueError(
+            f"{name} is {os.fspath(value)!r}: there is no folder {folder!r}. Make it, or pass another path."
+        )
 
 
 def _integer(name: str, value: Any, *, low: int, none: str | None = None, note: str = "") -> None:

@@ -60,7 +60,9 @@ class VideoDataModule(BaseDataModule):
         batch_sampler: See `ImageDataModule`.
         seed: Of every order and draw; None: that of `lightning.seed_everything`, else 0.
         on_bad_sample: ``"raise"``, ``"replace"`` (by another sample of the batch) or ``"drop"`` (a shorter batch).
-        max_bad_samples: More than so many on a rank end the run.
+        max_bad_samples: More than so many different ones on a rank end the run.
+        bad_samples_file: File to which each bad sample is added, as a line of JSON, when it is met; None: none. Ranks above
+            0 put ``.rank1`` and so on before its ending.
         batch_transform: Such as `v2.MixUp`, on the device, in training.
         collate_fn: Instead of the default; it sees stand-ins in the places of clips.
         release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
@@ -103,6 +105,7 @@ class VideoDataModule(BaseDataModule):
         seed: int | None = None,
         on_bad_sample: str = "raise",
         max_bad_samples: int | None = None,
+        bad_samples_file: Any = None,
         batch_transform: Callable[..., Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         release_memory: str = "stage",
@@ -124,6 +127,7 @@ class VideoDataModule(BaseDataModule):
             seed=seed,
             on_bad_sample=on_bad_sample,
             max_bad_samples=max_bad_samples,
+            bad_samples_file=bad_samples_file,
             release_memory=release_memory,
             ragged=ragged,
             with_index=with_index,

@@ -52,37 +52,38 @@ class ClipSampler:
     that is shown at each instant, the nearest at or before it. Ranges are half-open, times are those of the file (see
     `VideoIndex`).
 
-    Ten frames at 10 a second; a clip of three, every second one, spans frames s, s + 2, s + 4, so it may start in [0,
-    6):
+    Examples:
+        Ten frames at 10 a second; a clip of three, every second one, spans frames s, s + 2, s + 4, so it may start in [0,
+        6):
 
-    >>> from fractions import Fraction
-    >>> ten = VideoIndex(pts=range(10), time_base=Fraction(1, 10))
-    >>> def show(sampler, **which):
-    ...     return sampler.sample(ten, **which).frames.tolist()
-    >>> show(ClipSampler(3, stride=2, mode="start")), show(ClipSampler(3, stride=2, mode="center"))
-    ([0, 2, 4], [2, 4, 6])
-    >>> evenly = ClipSampler(3, stride=2, mode="uniform", num_clips=3)
-    >>> [show(evenly, clip=k) for k in range(evenly.count(ten))]
-    [[0, 2, 4], [2, 4, 6], [5, 7, 9]]
-    >>> every = ClipSampler(3, stride=2, mode="all")
-    >>> [show(every, clip=k) for k in range(every.count(ten))]
-    [[0, 2, 4], [6, 8, 9]]
-    >>> every.sample(ten, clip=1).mask.tolist()
-    [True, True, False]
+        >>> from fractions import Fraction
+        >>> ten = VideoIndex(pts=range(10), time_base=Fraction(1, 10))
+        >>> def show(sampler, **which):
+        ...     return sampler.sample(ten, **which).frames.tolist()
+        >>> show(ClipSampler(3, stride=2, mode="start")), show(ClipSampler(3, stride=2, mode="center"))
+        ([0, 2, 4], [2, 4, 6])
+        >>> evenly = ClipSampler(3, stride=2, mode="uniform", num_clips=3)
+        >>> [show(evenly, clip=k) for k in range(evenly.count(ten))]
+        [[0, 2, 4], [2, 4, 6], [5, 7, 9]]
+        >>> every = ClipSampler(3, stride=2, mode="all")
+        >>> [show(every, clip=k) for k in range(every.count(ten))]
+        [[0, 2, 4], [6, 8, 9]]
+        >>> every.sample(ten, clip=1).mask.tolist()
+        [True, True, False]
 
-    Five instants a second, the same frames as a stride of two; twenty a second shows each frame twice:
+        Five instants a second, the same frames as a stride of two; twenty a second shows each frame twice:
 
-    >>> show(ClipSampler(3, fps=5, mode="start")), show(ClipSampler(4, fps=20, mode="start"))
-    ([0, 2, 4], [0, 0, 1, 1])
+        >>> show(ClipSampler(3, fps=5, mode="start")), show(ClipSampler(4, fps=20, mode="start"))
+        ([0, 2, 4], [0, 0, 1, 1])
 
-    Bounds in seconds, and what is past the end, by `pad` (in DALI's words and with its arithmetic):
+        Bounds in seconds, and what is past the end, by `pad` (in DALI's words and with its arithmetic):
 
-    >>> show(ClipSampler(3, mode="start", start_seconds=0.5, end_seconds=0.7))
-    [5, 6, 6]
-    >>> {pad: show(ClipSampler(frames=[8, 9, 10, 11], pad=pad)) for pad in PADS[:-1]}
-    {'edge': [8, 9, 9, 9], 'constant': [8, 9, -1, -1], 'reflect_101': [8, 9, 8, 7], 'reflect_1001': [8, 9, 9, 8]}
-    >>> show(ClipSampler(seconds=[0.0, 0.55, 0.6]))
-    [0, 5, 6]
+        >>> show(ClipSampler(3, mode="start", start_seconds=0.5, end_seconds=0.7))
+        [5, 6, 6]
+        >>> {pad: show(ClipSampler(frames=[8, 9, 10, 11], pad=pad)) for pad in PADS[:-1]}
+        {'edge': [8, 9, 9, 9], 'constant': [8, 9, -1, -1], 'reflect_101': [8, 9, 8, 7], 'reflect_1001': [8, 9, 9, 8]}
+        >>> show(ClipSampler(seconds=[0.0, 0.55, 0.6]))
+        [0, 5, 6]
 
     Raises:
         ValueError: an argument is out of its range, or two say different things.

@@ -7,10 +7,6 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-_ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
-"""From PyAV 17 on swscale takes all cores unless told not to; before, it takes one."""
-_MATRICES = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9, 10: 9}
-"""swscale's SWS_CS_* for AVColorSpace. PyAV before 17 takes BT.601 unless told."""
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -55,6 +51,5 @@ class RGBConverter:
     def __call__(self, frame: Any) -> Pixels:
         """The (H, W, 3) uint8 pixels of a frame."""
         height, width = self._size or (frame.height, frame.width)
-        matrix = {"src_colorspace": matrix} if (matrix := _MATRICES.get(int(frame.colorspace))) else {}
-        rgb = self._scaler.reformat(frame, width=width, height=height, format="rgb24", **matrix, **_ONE_THREAD)
+        rgb = self._scaler.reformat(frame, width=width, height=height, format="rgb24", threads=1)
         return np.rot90(rgb.to_ndarray(), self._turns)

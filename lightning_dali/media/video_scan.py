@@ -36,7 +36,7 @@ _HEAD = 32
 """How many packets are kept to decode the first frame from."""
 _SAMPLES = 4
 """How many key packets are compared with the file."""
-_POSITION, _DISCARDED = 2, 6
+_POSITION, _START, _DISCARDED = 2, 4, 6
 """Where they are in a row of `_Scan.rows`."""
 _UNKNOWN = int(np.iinfo(np.int64).min)
 
@@ -137,8 +137,9 @@ def _demux(container: Any, stream: Any) -> _Scan:
         scan.truncated = True
     if not scan.rows:
         raise VideoError(f"truncated: zero frames of {stream.frames}" if stream.frames else "zero frames")
-    if not scan.head:
+    if not any(row[_START] for row in scan.rows):
         raise VideoError("no key frame")
+    scan.samples = [(number, data) for number, data in scan.samples if number < len(scan.rows)]
     return scan
 
 

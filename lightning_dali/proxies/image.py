@@ -41,7 +41,6 @@ METADATA_FUNCTIONS: set[Any] = {
     torch.Tensor.layout.__get__,  # type: ignore[attr-defined]
     torch.Tensor.is_sparse.__get__,  # type: ignore[attr-defined]
     torch.Tensor.is_quantized.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.names.__get__,  # type: ignore[attr-defined]
 }
 # What leaves the pixels as they are.
 IDENTITY_FUNCTIONS: set[Any] = {

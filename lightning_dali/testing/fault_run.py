@@ -225,7 +225,7 @@ def run(
     trainer = L.Trainer(
         accelerator=accelerator,
         devices=devices,
-        **({"strategy": "ddp"} if devices > 1 else {}),
+        strategy="ddp" if devices > 1 else "auto",
         max_epochs=1,
         limit_train_batches=NUM_BATCHES,
         limit_val_batches=NUM_BATCHES,
