@@ -185,7 +185,7 @@ class VideoModality:
         """Reads the packets that the device will decode, or decodes here what it will not: one clip is named, not a batch."""
         source = proxy.source
         try:
-            if self._fits_hardware(source):
+            if self.fits_hardware(source):
                 _job(source, self.hardware or "")
             elif source.result is None:
                 source.frames()
@@ -232,7 +232,7 @@ class VideoModality:
 
     def _divide(self, planned: list[_Item]) -> None:
         """Chooses each clip's decoder and makes what travels: packets, a cut file, or frames."""
-        hard = [item for item in planned if self._fits_hardware(item.source)]
+        hard = [item for item in planned if self.fits_hardware(item.source)]
         for item in hard:
             item.decoder = self.hardware or ""
             item.job, item.blobs = _job(item.source, item.decoder)
@@ -244,7 +244,8 @@ class VideoModality:
                 item.head, frames = shrink(item.head, item.source.frames())
                 item.job, item.blobs = None, [frames]
 
-    def _fits_hardware(self, source: VideoSource) -> bool:
+    def fits_hardware(self, source: VideoSource) -> bool:
+        """Whether the device's decoder is given a clip."""
         index = source.index
         if self.hardware is None or index is None or source.settled or source.clip.frames.max() < 0:
             return False
