@@ -29,7 +29,6 @@ _PROPERTIES = (
     "is_quantized",
     "is_nested",
     "is_meta",
-    "names",
     "grad_fn",
     "is_leaf",
 )

@@ -15,6 +15,7 @@ import torch
 from torchvision.transforms import v2
 from torchvision.transforms.v2._utils import check_type
 
+from lightning_dali.proxies.calls import Call
 from lightning_dali.proxies.image import ProxyImage
 
 _RandomApply: Any = v2.RandomHorizontalFlip.__mro__[1]
@@ -26,9 +27,52 @@ def compose(original: Callable[..., Any], self: v2.Compose, *inputs: Any) -> Any
     if len(inputs) != 1 or type(inputs[0]) is not ProxyImage:
         return original(self, *inputs)
     image: Any = inputs[0]
-    for transform in self.transforms:
-        image = _apply(transform, image)
+    transforms, at = self.transforms, 0
+    while at < len(transforms):
+        if type(image) is ProxyImage and type(transforms[at]) in _CONSTANT:
+            image, at = _run(transforms, at, image)
+        else:
+            image, at = _apply(transforms[at], image), at + 1
     return image
+
+
+_CONSTANT = frozenset({v2.ToImage, v2.ToDtype, v2.Normalize})
+"""Transforms that draw nothing, keep the size and record the same for every image of one kind."""
+_runs: dict[tuple[Any, ...], tuple[list[Any], tuple[Call, ...], torch.dtype]] = {}
+"""What runs of them recorded: from the transforms' ids, settings and the image's kind to the transforms themselves (so that
+their ids stay theirs), the calls and the dtype after them."""
+
+
+def _run(transforms: Any, at: int, image: ProxyImage) -> tuple[Any, int]:
+    """Applies the constant transforms from `at` on; records what they recorded for the last image of this kind."""
+    stop = at
+    while stop < len(transforms) and type(transforms[stop]) in _CONSTANT:
+        stop += 1
+    run = list(transforms[at:stop])
+    key = (*((id(one), _settings(one)) for one in run), image.dtype, image.meets_pil, image.mode, len(image.calls) == 0)
+    known = _runs.get(key)
+    if known is not None and not any(one._forward_hooks or one._forward_pre_hooks for one in run):
+        return image.extend(known[1], dtype=known[2]), stop
+    out: Any = image
+    for transform in run:
+        out = _apply(transform, out)
+    if type(out) is ProxyImage and out.source is image.source and out.shape == image.shape:
+        same = out.calls[: len(image.calls)] == image.calls
+        if same and len(_runs) < 256:
+            _runs[key] = (run, out.calls[len(image.calls) :], out.dtype)
+    return out, stop
+
+
+def _settings(transform: Any) -> Any:
+    """What a user may change on a transform that lives: a changed one records anew."""
+    kind = type(transform)
+    if kind is v2.Normalize:
+        return (tuple(transform.mean), tuple(transform.std), len(transform._forward_hooks))
+    if kind is v2.ToDtype:
+        dtype = transform.dtype
+        dtype = dtype if isinstance(dtype, torch.dtype) else tuple(dtype.items())
+        return (dtype, transform.scale, len(transform._forward_hooks))
+    return len(transform._forward_hooks)
 
 
 def _apply(transform: Any, image: Any) -> Any:

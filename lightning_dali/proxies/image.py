@@ -128,6 +128,10 @@ class ProxyImage(PILFace, tv_tensors.Image):
             mode=self.mode,
         )
 
+    def extend(self, calls: tuple[Call, ...], *, dtype: torch.dtype) -> ProxyImage:
+        """A new proxy with more calls recorded, none of which changes the shape."""
+        return type(self).make(self.source, calls=(*self.calls, *calls), shape=self.shape, dtype=dtype, mode=self.mode)
+
     def as_subclass(self, cls: type) -> Any:  # type: ignore[override]
         """The proxy itself: torch's own does not pass through `__torch_function__` and would hand out the stand-in."""
         if cls in (torch.Tensor, tv_tensors.Image, tv_tensors.TVTensor, type(self)):
