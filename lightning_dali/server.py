@@ -312,7 +312,7 @@ class Driver:
 
     def _recover(self, error: Exception) -> None:
         """A pipeline that raised is unusable, with everything that was in it."""
-        logger.debug("rebuilding after: %s", error)
+        logger.debug("rebuilding after: %s", _short(error))  # words: the error itself would keep the batch alive
         self._executors.close()
         self._broken = True
 

@@ -8,8 +8,8 @@ import json
 import os
 import sys
 
-import lightning_dali.datamodules  # noqa: F401
-import lightning_dali.modalities  # noqa: F401
+import lightning_dali.datamodules
+import lightning_dali.modalities
 from lightning_dali.testing import fault_run
 
 
