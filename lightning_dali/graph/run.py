@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from lightning_dali.graph.plan import TailStep
-from lightning_dali.graph.tail import apply_call, apply_ragged
+from lightning_dali.graph.tail import apply_alike, apply_ragged
 
 Rows = torch.Tensor | list[torch.Tensor]
 
@@ -26,8 +26,9 @@ def run_tail(rows: Rows, steps: Sequence[TailStep], *, channels_last: bool = Fal
     Returns:
         A tensor when the results have one size and dtype, else a list.
     """
-    for step in steps:
-        rows = _step(rows, step)
+    picked = _upload_rows(steps, rows[0].device) if steps else []
+    for step, indices in zip(steps, picked, strict=True):
+        rows = _step(rows, step, indices)
     if isinstance(rows, list):
         rows = _joined(rows)
     return in_format(rows, channels_last=channels_last)
@@ -43,12 +44,20 @@ def in_format(rows: Rows, *, channels_last: bool) -> Rows:
     return rows.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
-def _step(rows: Rows, step: TailStep) -> Rows:
+def _upload_rows(steps: Sequence[TailStep], device: torch.device) -> list[torch.Tensor]:
+    """Every step's row numbers on the device, in one copy."""
+    counts = [len(step.rows or ()) for step in steps]
+    together = torch.tensor([row for step in steps for row in step.rows or ()], dtype=torch.int64)
+    if device.type == "cuda":
+        together = together.pin_memory()
+    return list(together.to(device, non_blocking=True).split(counts))
+
+
+def _step(rows: Rows, step: TailStep, picked: torch.Tensor) -> Rows:
     if isinstance(rows, torch.Tensor):
         if step.rows is None:
-            return apply_call(step.name, rows, step.kwargs)
-        picked = torch.tensor(step.rows, device=rows.device)
-        changed = apply_call(step.name, rows[picked], step.kwargs)
+            return apply_alike(step.name, rows, step.kwargs)
+        changed = apply_alike(step.name, rows.index_select(0, picked), step.kwargs)
         if changed.shape[1:] == rows.shape[1:] and changed.dtype == rows.dtype:
             return rows.index_copy(0, picked, changed)
         rows = list(rows)
@@ -59,7 +68,7 @@ def _step(rows: Rows, step: TailStep) -> Rows:
     kwargs = step.kwargs if len(step.kwargs) == len(chosen) else step.kwargs * len(chosen)
     joined = _joined([rows[row] for row in chosen])
     if isinstance(joined, torch.Tensor):
-        changed_rows: Rows = apply_call(step.name, joined, kwargs)
+        changed_rows: Rows = apply_alike(step.name, joined, kwargs)
     else:
         changed_rows = apply_ragged(step.name, joined, kwargs)
     out = list(rows)

@@ -245,6 +245,13 @@ def apply_call(name: str, x: Tensor, kwargs: Sequence[Kwargs]) -> Tensor:
     return _apply_groups(name, x, each, groups)
 
 
+def apply_alike(name: str, x: Tensor, kwargs: Sequence[Kwargs]) -> Tensor:
+    """`apply_call` for samples of one `group_key`, as `plan.plan_tail` puts them together: nothing is grouped again."""
+    name = canonical_name(name)
+    rows = [_bind(name, one) for one in kwargs]
+    return _apply_group(_row_key(name, rows[0]), x, _for_each(name, rows, len(x)))
+
+
 def _apply_group(key: Any, x: Tensor, rows: Sequence[Kwargs]) -> Tensor:
     """Runs samples of one key."""
     name = key[0]

@@ -78,7 +78,7 @@ def _settings(transform: Any) -> Any:
 def _apply(transform: Any, image: Any) -> Any:
     if type(image) is not ProxyImage:
         return transform(image)
-    way = _way(type(transform), transform._transformed_types) if isinstance(transform, v2.Transform) else "call"
+    way = _way(type(transform), transform._transformed_types) if isinstance(transform, v2.Transform) else "call"  # type: ignore[arg-type]  # a type is hashable
     if way == "call" or transform._forward_hooks or transform._forward_pre_hooks:
         return transform(image)
     if way != "plain" or type(transform).check_inputs is not v2.Transform.check_inputs:
