@@ -34,7 +34,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any, *, leaf: Callable[[An
         value: A leaf or a nesting of containers.
         leaf: Says which containers count as leaves, for instance a named tuple with a meaning of its own.
     """
-    kind = _kind(type(value))
+    kind = _kind(type(value))  # type: ignore[arg-type]  # mypy: a type is not Hashable
     if kind == "leaf" or (leaf is not None and leaf(value)):
         return function(value)
     if kind == "mapping":
@@ -58,7 +58,7 @@ def _rebuild_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yields every leaf with its path, depth first."""
-    kind = _kind(type(value))
+    kind = _kind(type(value))  # type: ignore[arg-type]  # mypy: a type is not Hashable
     if kind == "mapping":
         for key, item in value.items():
             yield from leaves(item, (*path, key))
