@@ -36,7 +36,9 @@ def write_video(path: Path, direction: str, random: np.random.Generator) -> None
     ground = random.integers(0, 120, (HEIGHT // 8, WIDTH // 8, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
     colour = random.integers(160, 256, 3, dtype=np.uint8)
     with av.open(str(path), "w") as out:
-        stream: Any = out.add_stream("libx264", rate=12, options={"preset": "ultrafast", "x264-params": "log-level=none"})
+        stream: Any = out.add_stream(
+            "libx264", rate=12, options={"preset": "ultrafast", "x264-params": "log-level=none"}
+        )
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         for k in range(FRAMES):
             picture = ground.copy()
@@ -68,7 +70,9 @@ class Videos:
 
 def transform(*, train: bool) -> v2.Compose:
     """What a torchvision user would write. No flips: they would turn left into right."""
-    augment: Sequence[nn.Module] = [v2.RandomCrop((56, 72)), v2.ColorJitter(0.3, 0.3)] if train else [v2.CenterCrop((56, 72))]
+    augment: Sequence[nn.Module] = (
+        [v2.RandomCrop((56, 72)), v2.ColorJitter(0.3, 0.3)] if train else [v2.CenterCrop((56, 72))]
+    )
     return v2.Compose([*augment, v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4] * 3, [0.25] * 3)])
 
 
