@@ -1,7 +1,7 @@
 """NVIDIA's video decoder through PyNvVideoCodec: clips of packets in, frames on the device out.
 
 Runs in the rank. Packets are handed to the decoder as they lie in the request's slab; no container, no demuxer and no
-file is involved, which is why this is up to twice as fast as giving it files (docs/decisions). A pool has a fixed number of
+file is involved, which is why this is up to twice as fast as giving it files (docs/decisions/0004). A pool has a fixed number of
 threads, each with a CUDA stream and at most one decoder a codec, so sessions and surfaces are bounded.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import queue
 import threading
 import weakref
@@ -83,7 +84,17 @@ class DecoderPool:
         ]
         for thread in self._threads:
             thread.start()
-        self._finalizer = weakref.finalize(self, _end, self._jobs, self._threads)
+        self._finalizer = weakref.finalize(self, _end, os.getpid(), self._jobs, self._threads)
+
+    @staticmethod
+    def of_device(device: int) -> DecoderPool:
+        """The pool that all graphs of a device share; it ends when the last of them lets go of it."""
+        # No lock: what is allocated under one may end a pass, which waits for a thread that wants the lock. At worst there
+        # are two pools for a while.
+        pool = _pools.get(device)
+        if pool is None or not pool._finalizer.alive:
+            pool = _pools[device] = DecoderPool(device)
+        return pool
 
     def submit(self, clip: ClipJob, packets: list[np.ndarray]) -> Future[DecodedClip]:
         """Queues a clip; the future raises `MediaError` when it does not decode.
@@ -106,7 +117,12 @@ class DecoderPool:
         self._finalizer()
 
 
-def _end(jobs: queue.SimpleQueue[_Job | None], threads: list[threading.Thread]) -> None:
+_pools: weakref.WeakValueDictionary[int, DecoderPool] = weakref.WeakValueDictionary()
+
+
+def _end(owner: int, jobs: queue.SimpleQueue[_Job | None], threads: list[threading.Thread]) -> None:
+    if os.getpid() != owner:
+        return  # in a fork of the rank's process, where the threads are not
     with suppress(queue.Empty):
         while (job := jobs.get_nowait()) is not None:  # nobody waits for these any more
             job.future.cancel()
@@ -165,8 +181,11 @@ class _Decoders:
             data.bsl = 0 if packet is None else packet.size  # nothing: the end of the stream, which flushes the decoder
             data.bsl_data = 0 if packet is None else packet.ctypes.data
             for decoded in decoder.Decode(data):
-                for slot in slots.pop(position, ()):
-                    out[slot].copy_(torch.from_dlpack(decoded), non_blocking=True)
+                wanted = slots.pop(position, ())
+                if wanted:
+                    pixels = torch.from_dlpack(decoded)
+                    for slot in wanted:
+                        out[slot].copy_(pixels, non_blocking=True)
                 position += 1
         if slots or position != clip.num_frames:
             raise MediaError(

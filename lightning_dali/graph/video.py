@@ -8,7 +8,7 @@ worker).
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 29
 """Decoded frames that go through the graph at a time, at most: 16 clips of 16 frames at 1920x1080 are 1.6 GB."""
+CLOSE_SECONDS = 10.0
+"""How long a graph that is closed waits for clips that are being decoded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +93,7 @@ class VideoExecutor:
             from lightning_dali.graph.nvdec import DecoderPool
 
             assert device.index is not None
-            self._decoders = DecoderPool(device.index)
+            self._decoders = DecoderPool.of_device(device.index)
         self._waiting: deque[list[Future[DecodedClip]]] = deque()
 
     def feed(self, lane: Lane) -> None:
@@ -137,7 +139,7 @@ class VideoExecutor:
 
     def _collect_decoded(self, lane: Lane) -> Any:
         """Waits for NVDEC, then runs the graph over as many clips at a time as memory should hold."""
-        futures = self._waiting.popleft()
+        futures = self._waiting[0]  # until all are done: `close` waits for those that are being decoded
         outputs: list[Any] = []
         start = 0
         while start < len(futures):
@@ -151,6 +153,7 @@ class VideoExecutor:
             for row in range(start, start + len(clips)):
                 futures[row] = Future()  # its frames are not needed any more
             start += len(clips)
+        self._waiting.popleft()
         if len(outputs) == 1:
             return outputs[0]
         if all(isinstance(output, torch.Tensor) and output.shape[1:] == outputs[0].shape[1:] for output in outputs):
@@ -158,10 +161,11 @@ class VideoExecutor:
         return [row for output in outputs for row in output]
 
     def close(self) -> None:
-        """Frees the pipeline and the decoders."""
-        if self._decoders is not None:
-            self._decoders.close()
+        """Frees the pipeline; what decodes for it still reads packets, and is waited for."""
+        waiting = [future for futures in self._waiting for future in futures if not future.cancel()]
         self._waiting.clear()
+        wait(waiting, timeout=CLOSE_SECONDS)
+        self._decoders = None
         self._pipeline = None  # type: ignore[assignment]
 
 

@@ -124,7 +124,7 @@ def test_auto_divides_a_batch_by_cost_and_leaves_frames_as_they_are(tmp_path: Pa
     Share.of_this_worker.cache_clear()
     share = Share.of_this_worker(8)
     here = []
-    for speed in (1e-12, 2e-8, 1.0):
+    for speed in (1e-12, 1.7e-7, 1.0):
         share.cpu_seconds_a_pixel = speed
         made = request(fetcher(paths, "nvdec", sampler=sampler, share=True, num_workers=8), 8)
         assert sorted(index for lane in made.lanes for index in lane.indices) == [*range(8)]
@@ -231,6 +231,19 @@ def test_closing_cancels_what_has_not_begun_and_dropping_a_pool_closes_it() -> N
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threads() == []
+
+
+def test_graphs_of_a_device_share_one_pool() -> None:
+    one, other = DecoderPool.of_device(0), DecoderPool.of_device(0)
+    assert one is other and len(threads()) == 7
+    del one
+    assert len(threads()) == 7
+    other.close()
+    assert threads() == []
+    again = DecoderPool.of_device(0)
+    fresh = again is not other
+    del again
+    assert fresh and threads() == []  # a new one, which ended when nobody held it any more
 
 
 @pytest.mark.gpu
