@@ -95,7 +95,7 @@ class Fetcher:
                 samples, indices, bad = self._samples(task, known)
             fetched = time.perf_counter()
             with seeded(batch_seed(self.seed, task.epoch, task.step), restore=False):
-                batch, samples, indices = self._join(task, samples, indices, bad)
+                batch, samples, indices = self._join(task, samples, indices, bad, known)
             request = self._plan(task, batch, samples, indices)
         request.bad = bad
         told = {reason for _, reason in request.notes}
@@ -150,7 +150,7 @@ class Fetcher:
             samples.append(sample)
         if not bad:
             return samples, list(task.indices), bad
-        return *self._repair(task, samples, list(task.indices), bad), bad
+        return *self._repair(task, samples, list(task.indices), bad, known), bad
 
     def _checked(self, task: BatchTask, index: int, known: dict[int, MediaError]) -> Any:
         """A sample whose media looks decodable.
@@ -194,17 +194,27 @@ class Fetcher:
         return sample
 
     def _repair(
-        self, task: BatchTask, samples: list[Any], indices: list[int], bad: list[BadSample]
+        self,
+        task: BatchTask,
+        samples: list[Any],
+        indices: list[int],
+        bad: list[BadSample],
+        known: dict[int, MediaError],
     ) -> tuple[list[Any], list[int]]:
         """Replaces or drops the samples that are None."""
         if any(sample is not None for sample in samples):
             return without_gaps(samples, indices, policy=self.on_bad_sample, seed=self.seed, epoch=task.epoch)
-        index, sample = self._any_good(task, bad)
+        index, sample = self._any_good(task, bad, known)
         rows = len(samples) if self.on_bad_sample == "replace" else 1
         return [sample] * rows, [index] * rows
 
     def _join(
-        self, task: BatchTask, samples: list[Any], indices: list[int], bad: list[BadSample]
+        self,
+        task: BatchTask,
+        samples: list[Any],
+        indices: list[int],
+        bad: list[BadSample],
+        known: dict[int, MediaError],
     ) -> tuple[Any, list[Any], list[int]]:
         """The batch, without the samples that do not fit the others if bad ones are replaced or dropped."""
         try:
@@ -216,10 +226,10 @@ class Fetcher:
         reasons = {indices[row]: reason for row, reason in odd.items()}
         bad += [self._bad(task, index, MediaError(reason)) for index, reason in reasons.items()]
         kept = [None if row in odd else sample for row, sample in enumerate(samples)]
-        samples, indices = self._repair(task, kept, indices, bad)
+        samples, indices = self._repair(task, kept, indices, bad, known)
         return self._collate(samples, indices), samples, indices
 
-    def _any_good(self, task: BatchTask, bad: list[BadSample]) -> tuple[int, Any]:
+    def _any_good(self, task: BatchTask, bad: list[BadSample], known: dict[int, MediaError]) -> tuple[int, Any]:
         """When a whole batch is bad: the next sample of the dataset that is good, so that every rank keeps its step."""
         first = task.indices[0]
         for step in range(1, min(len(self.dataset), 1000)):
@@ -227,11 +237,9 @@ class Fetcher:
             if index in task.indices:
                 continue
             try:
-                sample = self.sample(task.epoch, index, restore=False)
-                self._check(sample)
+                return index, self._checked(task, index, known)
             except Exception:
                 continue
-            return index, sample
         raise BadSampleError(bad[0])
 
     # -- the batch

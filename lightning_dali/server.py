@@ -317,20 +317,26 @@ class Driver:
         self._broken = True
 
     def _rerun(self, request: Request) -> tuple[Request, list[Any]]:
-        """Runs a request again, in parts until the offenders are known, and without them at last."""
-        try:
-            return request, self._run_alone(request.lanes)
-        except Exception:
-            offenders = self._offenders(request)
-            if not offenders:
-                raise
-        again = self._source.redo(KnownBad(request.task, tuple(offenders)), stop=self._stop)
-        if again is None:
-            raise _Stopped
-        if isinstance(again.value, Failure):
-            raise again.value.exception() from None
-        self._using.append(again)
-        return again.value, self._run_alone(again.value.lanes)
+        """Runs a request again, in parts until the offenders are known, and without them at last.
+
+        Who comes in for them may be no better, so it goes on as long as it learns something.
+        """
+        known: dict[int, tuple[int, str, str | None]] = {}
+        while True:
+            try:
+                return request, self._run_alone(request.lanes)
+            except Exception:
+                new = {index: (index, *why) for index, *why in self._offenders(request) if index not in known}
+                if not new:
+                    raise
+            known.update(new)
+            again = self._source.redo(KnownBad(request.task, tuple(known.values())), stop=self._stop)
+            if again is None:
+                raise _Stopped
+            self._using.append(again)
+            if isinstance(again.value, Failure):
+                raise again.value.exception() from None
+            request = again.value
 
     def _run_alone(self, lanes: list[Lane]) -> list[Any]:
         """Runs lanes while nothing else is in flight."""

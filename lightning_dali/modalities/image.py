@@ -102,15 +102,17 @@ class ImageModality:
         return None
 
     def check(self, proxy: ProxyImage) -> str | None:
-        """A file that looks cut off is decoded with PIL at once: PIL's word counts."""
+        """What will be decoded here is decoded at once, as is a file that looks cut off: PIL's word counts."""
         source = proxy.source
+        if source.header is None:
+            return None
         reason = source.incomplete()
-        if reason is None:
+        if reason is None and source.encoded:
             return None
         try:
             source.settle()
         except ImageError as error:
-            return f"{reason} ({error})"
+            return f"{reason} ({error})" if reason else str(error)
         return None
 
     def settle(self, proxy: ProxyImage) -> None:

@@ -48,7 +48,7 @@ class ImageSource:
     materialised: list[str] = field(default_factory=list)
     """Why pixels were needed in the worker, if they were."""
     settled: list[Any] = field(default_factory=list)
-    """The decoded pixels, where they had to be decoded here."""
+    """The PIL image, where it had to be decoded here."""
 
     @classmethod
     def from_bytes(cls, data: bytes, *, path: str | None = None) -> ImageSource:
@@ -72,7 +72,7 @@ class ImageSource:
     def settle(self) -> None:
         """Decodes now with PIL; raises `ImageError` if that fails. The pixels travel instead of the bytes."""
         if not self.settled:
-            self.settled.append(np.asarray(self.decode()))
+            self.settled.append(self.decode())
 
     def pixels(self) -> np.ndarray:
         """The decoded pixels `(H, W[, C])`."""
@@ -96,7 +96,7 @@ class ImageSource:
         if self.header is None:
             pixels = np.asarray(self.decode().convert(mode))
             return replace(self, data=pixels, mode=mode)
-        return replace(self, mode=mode, converted=True)
+        return replace(self, mode=mode, converted=True, settled=[])
 
     def check_narrowing(self, mode: str) -> None:
         """Refuses a PIL conversion that clips more than 8 bits to 8: it makes such images white, without a word."""
@@ -113,6 +113,8 @@ class ImageSource:
             return self.data.clone()
         if self.header is None:
             return _PIL_FROMARRAY(self.data, self.mode) if self.data.dtype == np.uint8 else _PIL_FROMARRAY(self.data)
+        if self.settled:
+            return self.settled[0].copy()
         import io
 
         try:

@@ -82,6 +82,16 @@ def damaged_png(path: Path) -> None:
     path.write_bytes(data)
 
 
+def damaged_palette(path: Path) -> None:
+    """The same, of a kind that PIL decodes because DALI does it differently."""
+    noise(path)
+    Image.open(path).quantize(16).save(path, format="PNG")
+    data = bytearray(path.read_bytes())
+    at = data.find(b"IDAT") + 8
+    data[at : at + 6] = b"\xff" * 6
+    path.write_bytes(data)
+
+
 def png_named_jpg(path: Path) -> None:
     """Nothing is wrong with its content."""
     noise(path, "PNG")
@@ -107,6 +117,7 @@ BAD: dict[Fault, str] = {
     bomb: "60000 x 60000 = 3,600,000,000 pixels exceed max_pixels",
     damaged_jpeg: "",
     damaged_png: "",
+    damaged_palette: "broken data stream",
 }
 """What is bad, and what the reason says."""
 if os.geteuid() != 0:

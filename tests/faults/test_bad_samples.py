@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from lightning_dali import BadSampleError, ImageDataModule
 from lightning_dali.testing import IndexedImages, make_photos
-from tests.faults.files import BAD, FINE, Fault, noise, png_with_a_wrong_sum
+from tests.faults.files import BAD, FINE, Fault, damaged_png, noise, png_with_a_wrong_sum
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 
@@ -135,6 +135,31 @@ def test_a_whole_batch_of_bad_files_is_still_a_step(paths: list[Path], make: Any
         assert len(batches) == len(dm.train_dataloader()) == 3
         assert batches[1][2] == rows and batches[1][1] == rows
         assert sorted(one.dataset_index for one in dm.bad_samples) == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_who_comes_in_for_a_bad_batch_may_be_bad_too(workers: int, paths: list[Path], make: Any) -> None:
+    """No look at their headers shows it, so DALI has to fail on each in turn."""
+    for path in paths[4:10]:
+        damaged_png(path)
+    dm = make(IndexedImages(paths[:12], CROP), with_index=True, on_bad_sample="replace", num_workers=workers)
+    assert [rows for _, _, rows in epoch_of(dm)] == [[0, 1, 2, 3], [10] * 4, [11, 11, 10, 11]]
+    assert {one.dataset_index for one in dm.bad_samples} == {4, 5, 6, 7, 8, 9}
+
+
+def test_two_conversions_of_one_file_keep_apart(paths: list[Path], make: Any) -> None:
+    """The file is decoded here, once for each."""
+
+    class Both(IndexedImages):
+        def __getitem__(self, index: int) -> Any:
+            image = Image.open(self.paths[index])
+            return v2.functional.to_image(image.convert("RGB")), v2.functional.to_image(image.convert("L")), index
+
+    Image.open(paths[0]).quantize(200).save(paths[0], format="PNG")
+    rgb, gray, _ = next(iter(make(Both(paths[:1]), drop_last=False).train_dataloader()))
+    expected = Image.open(paths[0])
+    assert torch.equal(rgb[0], v2.functional.pil_to_tensor(expected.convert("RGB")))
+    assert torch.equal(gray[0], v2.functional.pil_to_tensor(expected.convert("L")))
 
 
 def test_nothing_but_bad_files_is_an_error(paths: list[Path], make: Any) -> None:
