@@ -12,24 +12,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from lightning_dali.graph.image import ImageSpec, head_inputs
-from lightning_dali.graph.pixels import PixelSpec
-from lightning_dali.graph.plan import Head, plan_item, plan_tail, unfinish
-from lightning_dali.graph.tail import group_key
-from lightning_dali.graph.video import ClipJob, VideoSpec
+from lightning_dali.graph.plan import plan_item, unfinish
+from lightning_dali.graph.video import VideoSpec
 from lightning_dali.media import ClipSampler, IndexCache, VideoError, VideoIndex, build_index
-from lightning_dali.modalities.image import families
+from lightning_dali.modalities.video_lanes import Item, by_template, clip_lane, job_of, result_lane
 from lightning_dali.modalities.video_share import Share
 from lightning_dali.modalities.video_shrink import shrink
 from lightning_dali.proxies.video import ProxyVideo, VideoStack
 from lightning_dali.proxies.video_capture import capture_video
 from lightning_dali.proxies.video_source import VideoSource
 from lightning_dali.structure import leaves, map_leaves
-from lightning_dali.wire import Blobs, Lane
+from lightning_dali.wire import Lane
 
 SUFFIXES = frozenset(
     [
@@ -186,7 +182,7 @@ class VideoModality:
         source = proxy.source
         try:
             if self.fits_hardware(source):
-                _job(source, self.hardware or "")
+                job_of(source, self.hardware or "")
             elif source.result is None:
                 source.frames()
         except VideoError as error:
@@ -211,7 +207,7 @@ class VideoModality:
         results = [n for n, (_, _, proxy) in enumerate(items) if proxy.source.result is not None]
         planned = [self._plan_one(n, *item) for n, item in enumerate(items) if item[2].source.result is None]
         self._divide(planned)
-        groups: dict[tuple[str, str], list[_Item]] = {}
+        groups: dict[tuple[str, str], list[Item]] = {}
         for item in planned:
             groups.setdefault((item.name, item.decoder), []).append(item)
         lanes: list[tuple[Lane, list[int]]] = []
@@ -220,22 +216,22 @@ class VideoModality:
                 for item in group:
                     item.tail = (*unfinish(item.head), *item.tail)
                     item.head = replace(item.head, finish=None, float_resize=False)
-            for template, members in _merged(group):
-                lanes.append(_lane(VideoSpec(template, decoder, self.layout), members))
+            for template, members in by_template(group):
+                lanes.append(clip_lane(VideoSpec(template, decoder, self.layout), members))
         for name in dict.fromkeys(items[n][0] for n in results):
-            lanes.append(self._result_lane(items, [n for n in results if items[n][0] == name]))
+            lanes.append(result_lane(items, [n for n in results if items[n][0] == name], layout=self.layout))
         return lanes
 
-    def _plan_one(self, position: int, name: str, index: int, proxy: ProxyVideo) -> _Item:
+    def _plan_one(self, position: int, name: str, index: int, proxy: ProxyVideo) -> Item:
         head, tail = plan_item(proxy.source.size, proxy.calls, 3)
-        return _Item(position, name, index, proxy.source, head, tail)
+        return Item(position, name, index, proxy.source, head, tail)
 
-    def _divide(self, planned: list[_Item]) -> None:
+    def _divide(self, planned: list[Item]) -> None:
         """Chooses each clip's decoder and makes what travels: packets, a cut file, or frames."""
         hard = [item for item in planned if self.fits_hardware(item.source)]
         for item in hard:
             item.decoder = self.hardware or ""
-            item.job, item.blobs = _job(item.source, item.decoder)
+            item.job, item.blobs = job_of(item.source, item.decoder)
         if self.share and hard:
             for item in Share.of_this_worker(self.num_workers).choose(hard):
                 item.decoder = "frames"
@@ -254,25 +250,6 @@ class VideoModality:
         low, high = SIZES_IN_HARDWARE[index.codec]
         fits = low[0] <= index.width <= high[0] and low[1] <= index.height <= high[1]
         return fits and (self.hardware == "nvdec" or not index.rotation)
-
-    def _result_lane(self, items: Sequence[tuple[str, int, Any]], members: list[int]) -> tuple[Lane, list[int]]:
-        """What was finished in the worker."""
-        done = []
-        for position in members:
-            result = items[position][2].materialise("").as_subclass(torch.Tensor)
-            swap = self.layout == "CTHW" and result.ndim == 4
-            done.append((result.transpose(0, 1) if swap else result).contiguous())
-        lane = Lane(
-            field=items[members[0]][0],
-            spec=PixelSpec(),
-            data=Blobs(),
-            inputs={},
-            heads=done,
-            tail=[],
-            indices=[items[position][1] for position in members],
-            paths=[items[position][2].source.path for position in members],
-        )
-        return lane, members
 
 
 def is_video(leaf: Any) -> bool:
@@ -295,61 +272,3 @@ def _as_result(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and not isinstance(value, ProxyVideo) and value.ndim:
         return ProxyVideo.of_result(value)
     return value
-
-
-@dataclass
-class _Item:
-    """One clip on its way into a lane."""
-
-    position: int
-    name: str
-    index: int
-    source: VideoSource
-    head: Head
-    tail: tuple[Any, ...]
-    decoder: str = "frames"
-    blobs: list[np.ndarray] = field(default_factory=list)
-    job: ClipJob | None = None
-
-
-def _job(source: VideoSource, hardware: str) -> tuple[ClipJob, list[np.ndarray]]:
-    """What a hardware decoder is told of a clip, and the packets or the file that it gets."""
-    index = source.index
-    assert index is not None
-    if hardware == "nvdec":
-        cut = source.packets()
-        frames, num_frames, blobs = cut.frames, cut.num_frames, cut.packets
-    else:
-        file = source.file()
-        frames, num_frames, blobs = file.frames, file.num_frames, [file.data]
-    job = ClipJob(frames, num_frames, index.codec, index.width, index.height, index.rotation)
-    return job, [np.frombuffer(blob, np.uint8) for blob in blobs]
-
-
-def _merged(group: list[_Item]) -> list[tuple[ImageSpec, list[_Item]]]:
-    merged: list[tuple[ImageSpec, list[_Item]]] = []
-    for item in group:
-        spec = ImageSpec.of_head(item.head, mode="RGB", encoded=False)
-        for number, (other, owners) in enumerate(merged):
-            union = other.merge(spec)
-            if union is not None:
-                merged[number] = (union, [*owners, item])
-                break
-        else:
-            merged.append((spec, [item]))
-    return merged
-
-
-def _lane(spec: VideoSpec, members: list[_Item]) -> tuple[Lane, list[int]]:
-    lane = Lane(
-        field=members[0].name,
-        spec=spec,
-        data=Blobs(blob for item in members for blob in item.blobs),
-        inputs=head_inputs(spec.template, [item.head for item in members]),
-        heads=[item.job for item in members],
-        tail=plan_tail([families(item.tail) for item in members], group_key),
-        indices=[item.index for item in members],
-        paths=[item.source.path for item in members],
-        parts=tuple(len(item.blobs) for item in members),
-    )
-    return lane, [item.position for item in members]

@@ -40,20 +40,25 @@ def test_every_structure_gives_the_wanted_frames(kind: Kind, structure: str, tmp
         assert shown(path, tmp_path, frames) == frames
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("decoder", ["nvdec", "dali", "auto", "cpu"])
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("kind", COMMON, ids=lambda kind: kind.name)
-def test_every_decoder_of_the_gpu_gives_them_too(kind: Kind, structure: str, decoder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "decoder", ["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("nvdec", "dali", "auto"))]
+)
+def test_all_codecs_in_one_batch_with_every_decoder(decoder: str, structure: str, tmp_path: Path) -> None:
     if decoder in ("nvdec", "auto"):
         pytest.importorskip("PyNvVideoCodec")
-    for number, sort in enumerate((kind, variable_rate(kind))):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        assert sort is not None
-        path = sort.make(folder, **STRUCTURES[structure])
-        for frames in WANTED:
-            assert shown(path, folder, frames, device="cuda:0", decoder=decoder) == frames
+    paths = []
+    for kind in COMMON:
+        for sort in (kind, variable_rate(kind)):
+            assert sort is not None
+            (folder := tmp_path / str(len(paths))).mkdir()
+            paths.append(sort.make(folder, **STRUCTURES[structure]))
+    frames = [0, 7, 3, 19, 29, 3, 11]
+    options = {"decoder": decoder, "device": "cpu" if decoder == "cpu" else "cuda:0", "batch_size": len(paths)}
+    ((clips, labels),) = batches(Videos(paths), tmp_path, clip=ClipSampler(frames=frames), **options)
+    assert labels.tolist() == [*range(len(paths))]
+    for clip, path in zip(clips, paths, strict=True):
+        assert numbers(clip) == frames, path
 
 
 @pytest.mark.gpu

@@ -1,0 +1,99 @@
+"""From planned clips to lanes. Runs in the worker; see `modalities.video`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_dali.graph.image import ImageSpec, head_inputs
+from lightning_dali.graph.pixels import PixelSpec
+from lightning_dali.graph.plan import Head, plan_tail
+from lightning_dali.graph.tail import group_key
+from lightning_dali.graph.video import ClipJob, VideoSpec
+from lightning_dali.modalities.image import families
+from lightning_dali.proxies.video_source import VideoSource
+from lightning_dali.wire import Blobs, Lane
+
+
+@dataclass
+class Item:
+    """One clip on its way into a lane."""
+
+    position: int
+    name: str
+    index: int
+    source: VideoSource
+    head: Head
+    tail: tuple[Any, ...]
+    decoder: str = "frames"
+    blobs: list[np.ndarray] = field(default_factory=list)
+    job: ClipJob | None = None
+
+
+def job_of(source: VideoSource, hardware: str) -> tuple[ClipJob, list[np.ndarray]]:
+    """What a hardware decoder is told of a clip, and the packets or the file that it gets."""
+    index = source.index
+    assert index is not None
+    if hardware == "nvdec":
+        cut = source.packets()
+        frames, num_frames, blobs = cut.frames, cut.num_frames, cut.packets
+    else:
+        file = source.file()
+        frames, num_frames, blobs = file.frames, file.num_frames, [file.data]
+    job = ClipJob(frames, num_frames, index.codec, index.width, index.height, index.rotation)
+    return job, [np.frombuffer(blob, np.uint8) for blob in blobs]
+
+
+def by_template(group: list[Item]) -> list[tuple[ImageSpec, list[Item]]]:
+    """Few templates that together serve every clip."""
+    merged: list[tuple[ImageSpec, list[Item]]] = []
+    for item in group:
+        spec = ImageSpec.of_head(item.head, mode="RGB", encoded=False)
+        for number, (other, owners) in enumerate(merged):
+            union = other.merge(spec)
+            if union is not None:
+                merged[number] = (union, [*owners, item])
+                break
+        else:
+            merged.append((spec, [item]))
+    return merged
+
+
+def clip_lane(spec: VideoSpec, members: list[Item]) -> tuple[Lane, list[int]]:
+    """A lane of clips, and their positions."""
+    lane = Lane(
+        field=members[0].name,
+        spec=spec,
+        data=Blobs(blob for item in members for blob in item.blobs),
+        inputs=head_inputs(spec.template, [item.head for item in members]),
+        heads=[item.job for item in members],
+        tail=plan_tail([families(item.tail) for item in members], group_key),
+        indices=[item.index for item in members],
+        paths=[item.source.path for item in members],
+        parts=tuple(len(item.blobs) for item in members),
+    )
+    return lane, [item.position for item in members]
+
+
+def result_lane(items: Sequence[tuple[str, int, Any]], members: list[int], *, layout: str) -> tuple[Lane, list[int]]:
+    """A lane of what was finished in the worker, and its positions."""
+    done = []
+    for position in members:
+        result = items[position][2].materialise("").as_subclass(torch.Tensor)
+        swap = layout == "CTHW" and result.ndim == 4
+        done.append((result.transpose(0, 1) if swap else result).contiguous())
+    lane = Lane(
+        field=items[members[0]][0],
+        spec=PixelSpec(),
+        data=Blobs(),
+        inputs={},
+        heads=done,
+        tail=[],
+        indices=[items[position][1] for position in members],
+        paths=[items[position][2].source.path for position in members],
+    )
+    return lane, members
