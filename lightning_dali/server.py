@@ -326,7 +326,7 @@ class Driver:
             try:
                 return request, self._run_alone(request.lanes)
             except Exception:
-                new = {index: (index, *why) for index, *why in self._offenders(request) if index not in known}
+                new = {one[0]: one for one in self._offenders(request) if one[0] not in known}
                 if not new:
                     raise
             known.update(new)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lightning_dali.graph.yuv import rgb_from_nv12
 from lightning_dali.media import MediaError, decode_packets
 
 if TYPE_CHECKING:
@@ -174,7 +175,8 @@ class _Decoders:
         for slot, frame in enumerate(clip.frames.tolist()):
             if frame >= 0:
                 slots.setdefault(frame, []).append(slot)
-        out = torch.zeros((len(clip.frames), clip.height, clip.width, 3), dtype=torch.uint8, device=self._device)
+        rows = clip.height * 3 // 2
+        native = torch.zeros((len(clip.frames), rows, clip.width), dtype=torch.uint8, device=self._device)
         position = 0
         for packet in [*packets, None]:
             data = nvc.PacketData()
@@ -183,14 +185,16 @@ class _Decoders:
             for decoded in decoder.Decode(data):
                 wanted = slots.pop(position, ())
                 if wanted:
-                    pixels = torch.from_dlpack(decoded)
+                    picture = torch.from_dlpack(decoded)  # NV12: rows of luma, then half as many of chroma
                     for slot in wanted:
-                        out[slot].copy_(pixels, non_blocking=True)
+                        native[slot].copy_(picture.view(rows, clip.width), non_blocking=True)
                 position += 1
         if slots or position != clip.num_frames:
             raise MediaError(
                 f"NVDEC gave {position} frames of {clip.num_frames}: damaged, or a profile that it does not know"
             )
+        out = rgb_from_nv12(native, matrix=clip.color_matrix, full_range=clip.color_range == "full")
+        out[torch.from_numpy(clip.frames < 0).to(self._device)] = 0  # padding is black
         return torch.rot90(out, clip.rotation // 90, (1, 2)).contiguous() if clip.rotation else out
 
     def _decode_here(self, clip: ClipJob, packets: list[np.ndarray], error: Exception) -> torch.Tensor:
@@ -218,7 +222,7 @@ class _Decoders:
             usedevicememory=True,
             maxwidth=width,
             maxheight=height,
-            outputColorType=nvc.OutputColorType.RGB,
+            outputColorType=nvc.OutputColorType.NATIVE,
         )
         self._made[clip.codec] = (decoder, width, height)
         return decoder

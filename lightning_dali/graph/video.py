@@ -45,6 +45,10 @@ class ClipJob:
     """Like `width`."""
     rotation: int = 0
     """Degrees by which each frame is turned counterclockwise after decoding."""
+    color_matrix: str = "unspecified"
+    """See `VideoIndex`."""
+    color_range: str = "unspecified"
+    """See `VideoIndex`."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class VideoExecutor:
             self._pipeline.feed_input("frames", [job.frames.astype(np.int32) for job in lane.heads])
         self._run(lane, list(lane.data), range(len(lane)))
 
-    def _run(self, lane: Lane, data: list[Any], rows: range) -> None:
+    def _run(self, lane: Lane, data: Any, rows: range) -> None:
         chosen = slice(rows.start, rows.stop)
         self._pipeline.feed_input("data", data, **self._stream_of(data))
         for name in self._inputs:
@@ -115,8 +119,8 @@ class VideoExecutor:
             self._pipeline.feed_input(name, lane.inputs[name][chosen])
         self._pipeline._run_once()
 
-    def _stream_of(self, data: list[Any]) -> dict[str, Any]:
-        if not isinstance(data[0], torch.Tensor):
+    def _stream_of(self, data: Any) -> dict[str, Any]:
+        if not isinstance(data, torch.Tensor):
             return {}
         return {"cuda_stream": torch.cuda.current_stream(self.device.index)}
 
@@ -143,12 +147,14 @@ class VideoExecutor:
         outputs: list[Any] = []
         start = 0
         while start < len(futures):
-            clips: list[torch.Tensor] = []
-            taken = 0
-            while start + len(clips) < len(futures) and (not clips or taken < CHUNK_BYTES):
-                clips.append(_ready(futures[start + len(clips)].result()))
-                taken += clips[-1].nbytes
-            self._run(lane, clips, range(start, start + len(clips)))
+            clips = [_ready(futures[start].result())]
+            while start + len(clips) < len(futures) and len(clips) * clips[0].nbytes < CHUNK_BYTES:
+                following = _ready(futures[start + len(clips)].result())
+                if following.shape != clips[0].shape:
+                    break
+                clips.append(following)
+            # one tensor: DALI gathers separate ones anyway, and complains when a batch of one is none of them
+            self._run(lane, torch.stack(clips), range(start, start + len(clips)))
             outputs.append(self._outputs())
             for row in range(start, start + len(clips)):
                 futures[row] = Future()  # its frames are not needed any more

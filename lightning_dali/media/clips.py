@@ -53,8 +53,8 @@ class ClipSampler:
     `VideoIndex`).
 
     Examples:
-        Ten frames at 10 a second; a clip of three, every second one, spans frames s, s + 2, s + 4, so it may start in [0,
-        6):
+        Ten frames at 10 a second; a clip of three, every second one, spans frames s, s + 2, s + 4, so it may start in
+        [0, 6):
 
         >>> from fractions import Fraction
         >>> ten = VideoIndex(pts=range(10), time_base=Fraction(1, 10))

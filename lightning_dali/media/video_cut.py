@@ -88,7 +88,7 @@ def _timed(index: VideoIndex, kept: dict[int, bytes], shown: Ints) -> list[Parce
     ranks = index.packets.ranks[list(kept)]
     pts = places if np.any(ranks < 0) else np.searchsorted(shown, ranks)
     delay = int((places - pts).max())
-    # Only the first is marked as a key frame: a decoder that seeks must not land on one whose leading frames are wanted.
+    # Only the first is marked as a key frame: a decoder that seeks must not land on one whose leading frames it wants.
     return [
         Parcel(data, int(time) + delay, place, place == 0)
         for place, (data, time) in enumerate(zip(kept.values(), pts, strict=True))

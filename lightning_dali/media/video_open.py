@@ -121,8 +121,8 @@ def video_stream(container: Any) -> Any:
 def demux(container: Any, stream: Any) -> Iterator[Any]:
     """The packets of a stream, from where the container stands to its end.
 
-    Where a stream turned up after opening (in program and transport streams), PyAV 18 ends with an IndexError, after the
-    last packet.
+    Where a stream turned up after opening (in program and transport streams), PyAV 18 ends with an IndexError, after
+    the last packet.
     """
     with contextlib.suppress(IndexError):
         yield from (packet for packet in container.demux(stream) if packet.size)

@@ -249,7 +249,9 @@ class VideoModality:
             return False
         low, high = SIZES_IN_HARDWARE[index.codec]
         fits = low[0] <= index.width <= high[0] and low[1] <= index.height <= high[1]
-        return fits and (self.hardware == "nvdec" or not index.rotation)
+        if self.hardware == "nvdec":
+            return fits and not (index.width % 2 or index.height % 2)  # NV12 has a chroma sample every two pixels
+        return fits and not index.rotation
 
 
 def is_video(leaf: Any) -> bool:

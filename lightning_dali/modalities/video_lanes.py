@@ -44,7 +44,16 @@ def job_of(source: VideoSource, hardware: str) -> tuple[ClipJob, list[np.ndarray
     else:
         file = source.file()
         frames, num_frames, blobs = file.frames, file.num_frames, [file.data]
-    job = ClipJob(frames, num_frames, index.codec, index.width, index.height, index.rotation)
+    job = ClipJob(
+        frames,
+        num_frames,
+        index.codec,
+        index.width,
+        index.height,
+        index.rotation,
+        color_matrix=index.color_matrix,
+        color_range=index.color_range,
+    )
     return job, [np.frombuffer(blob, np.uint8) for blob in blobs]
 
 

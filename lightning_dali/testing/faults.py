@@ -138,6 +138,7 @@ def play(
         rc = _watch(process, out, _SIGNALS.get(fault, ()), timeout)
         ended = time.time()
         left = _end_session(process.pid, grace_seconds=0.0 if rc is None else 1.0 if devices == 1 else 8.0)
+        _reap(process)
         said, stderr = _said(out), err.read_text(errors="replace")
     problems = [f"still running after {timeout:g} s"] if rc is None else []
     problems += [f"left a process: {one}" for one in left]
@@ -192,6 +193,13 @@ def _watch(process: Process, out: Path, signals: Sequence[int], timeout: float) 
             continue
         time.sleep(0.02)
     return rc
+
+
+def _reap(process: Process) -> None:
+    """Takes note of the end of a process that was killed."""
+    deadline = time.monotonic() + 10
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _said(out: Path) -> dict[str, str]:

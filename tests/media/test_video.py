@@ -1,7 +1,7 @@
 """Frame exactness: a number painted in every frame is read back, through `cut` and through `decode_frames`.
 
-For every codec, constant and variable rate, B-frames, open groups of pictures and a single key frame, and for what makes
-containers hard: edit lists, negative times, transport and program streams, fragments, raw streams, hidden frames.
+For every codec, constant and variable rate, B-frames, open groups of pictures and a single key frame, and for what
+makes containers hard: edit lists, negative times, transport and program streams, fragments, raw streams, hidden frames.
 """
 
 import io
