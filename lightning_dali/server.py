@@ -210,7 +210,7 @@ class Driver:
         """Slabs whose copies to the device may still run."""
         self._broken = False
         """Whether DALI failed: what was in flight is lost and must run again before anything new is started."""
-        self._stream = _side_stream(server.device)
+        self._stream = self._executors.stream()
 
     def batches(self) -> Iterator[Delivered]:
         """Yields batches until the source ends or `stop()` is true."""

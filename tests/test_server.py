@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lightning_dali.server as server_module
 from lightning_dali.delivery import Delivered
 from lightning_dali.graph.spec import Device, Executor, LaneSpec
 from lightning_dali.passes import Pass
@@ -272,3 +273,25 @@ def test_the_consumer_is_never_far_behind() -> None:
     assert one.ready == 2
     assert source.given <= 1 + 2 + 1 + DEVICE.depth  # delivered, waiting, in the thread's hand, inside the graph
     one.close()
+
+
+def test_every_pass_works_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch caches device memory by stream: a new one each pass made a run grow by two batches an epoch."""
+    made: list[object] = []
+
+    def side_stream(device: Device) -> None:
+        made.append(device)
+        return None
+
+    class Streams(server_module.Executors):
+        def stream(self) -> object:
+            streams.append(id(self))
+            return super().stream()
+
+    streams: list[int] = []
+    monkeypatch.setattr(server_module, "_side_stream", side_stream)
+    monkeypatch.setattr(server_module, "Executors", Streams)
+    server = Server(DEVICE, max_batch_size=4)
+    for _ in range(3):
+        server_module.Driver(server, Batches([]), lambda: False).close()
+    assert len(streams) == 3 and len(set(streams)) == 1

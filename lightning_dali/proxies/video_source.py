@@ -101,9 +101,9 @@ class VideoSource:
         """
         if "file" not in self._cuts:
             video, index = self._file()
-            # DALI's decoder keeps its session only where the coded size is the one shown (docs/decisions/0004)
-            uncrop = index.codec == "h264" and index.cropped
-            self._cuts["file"] = cut(video, index, self.clip.frames, uncrop=uncrop)
+            # Not uncropped, which would spare DALI's decoder a new session for each clip: it then scales the coded
+            # picture to the size shown instead of cropping it (docs/decisions/0004)
+            self._cuts["file"] = cut(video, index, self.clip.frames)
         file: CutClip = self._cuts["file"]
         return file
 
