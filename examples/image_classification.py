@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -76,8 +77,11 @@ class Classifier(L.LightningModule):
         right = (self.net(images).argmax(1) == labels).float().mean()
         self.log("accuracy", right, prog_bar=True, batch_size=len(labels))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=3e-3)
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = torch.optim.AdamW(self.parameters(), weight_decay=0.01)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def images_per_second(loader, *, passes: int = 3) -> float:  # noqa: ANN001
@@ -95,7 +99,7 @@ def images_per_second(loader, *, passes: int = 3) -> float:  # noqa: ANN001
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Digits from an unmodified ImageFolder, through DALI.")
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--num-workers", type=int, default=None)
     options = parser.parse_args()

@@ -220,6 +220,7 @@ def _set_worker_info(number: int, num_workers: int, make: Any) -> None:
     """What `torch.utils.data.get_worker_info()` answers in here: datasets that shard themselves ask it."""
     import torch.utils.data._utils.worker as torch_worker
 
+    dataset: Any = getattr(make, "dataset", None)
     torch_worker._worker_info = torch_worker.WorkerInfo(  # type: ignore[attr-defined]
-        id=number, num_workers=num_workers, seed=number, dataset=getattr(make, "dataset", None)
+        id=number, num_workers=num_workers, seed=number, dataset=dataset
     )
