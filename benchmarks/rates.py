@@ -32,7 +32,9 @@ class Rate:
         if not self.slices:
             return "too short to measure"
         low, high = min(self.slices), max(self.slices)
-        return f"{self.median:10.0f} /s  ({low:.0f} - {high:.0f}, p10 {self.tenth_percentile:.0f}, n {len(self.slices)})"
+        return (
+            f"{self.median:10.0f} /s  ({low:.0f} - {high:.0f}, p10 {self.tenth_percentile:.0f}, n {len(self.slices)})"
+        )
 
 
 def measure(

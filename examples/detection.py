@@ -122,7 +122,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         truth = draw_shapes(Path(folder), 160)
         dm = ImageDataModule(
-            train_dataset=Shapes(Path(folder), truth, transforms), collate_fn=detection_collate, batch_size=4, num_workers=1
+            train_dataset=Shapes(Path(folder), truth, transforms),
+            collate_fn=detection_collate,
+            batch_size=4,
+            num_workers=1,
         )
         picture(dm.peek(), options.picture)
         model = Detector()
@@ -130,7 +133,9 @@ def main() -> None:
         trainer.fit(model, dm)
         dm.close()
     first, last = np.mean(model.losses[:10]), np.mean(model.losses[-10:])
-    print(f"loss: {first:.3f} in the first ten steps, {last:.3f} in the last ten; a batch is drawn in {options.picture}")
+    print(
+        f"loss: {first:.3f} in the first ten steps, {last:.3f} in the last ten; a batch is drawn in {options.picture}"
+    )
     if not last < first:
         raise SystemExit("the loss did not fall")
 

@@ -84,7 +84,7 @@ class Classifier(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def images_per_second(loader, *, passes: int = 3) -> float:  # noqa: ANN001
+def images_per_second(loader, *, passes: int = 3) -> float:
     """Counts images over `passes` passes, after one that is not counted."""
     for _ in loader:
         pass
@@ -125,7 +125,12 @@ def main() -> None:
         processes = loader.num_workers
         dm.close()
         plain = DataLoader(
-            train, options.batch_size, shuffle=True, drop_last=True, num_workers=processes, persistent_workers=processes > 0
+            train,
+            options.batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=processes,
+            persistent_workers=processes > 0,
         )
         theirs = images_per_second(plain)
 

@@ -75,9 +75,7 @@ class Head:
         return self.first[2:] if self.first is not None else self.size
 
 
-def plan_item(
-    size: Size, calls: Sequence[Call], channels: int, *, pil: bool = False
-) -> tuple[Head, tuple[Call, ...]]:
+def plan_item(size: Size, calls: Sequence[Call], channels: int, *, pil: bool = False) -> tuple[Head, tuple[Call, ...]]:
     """Splits an item's calls into its head and its tail.
 
     Args:

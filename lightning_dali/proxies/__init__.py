@@ -12,4 +12,14 @@ from lightning_dali.proxies.source import ImageSource
 
 register(ProxyImage)
 
-__all__ = ["Call", "ImageSource", "ProxyImage", "ProxyStack", "capture", "captures_follow", "collect_notes", "no_capture", "replay"]
+__all__ = [
+    "Call",
+    "ImageSource",
+    "ProxyImage",
+    "ProxyStack",
+    "capture",
+    "captures_follow",
+    "collect_notes",
+    "no_capture",
+    "replay",
+]
