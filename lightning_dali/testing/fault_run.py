@@ -74,6 +74,7 @@ class Module(L.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Fails from the second batch on; in the sanity check from the first."""
+        self.log("score", 0.0, sync_dist=True)  # as metrics do: ranks wait for each other
         if not is_last(self.trainer):
             return
         if self.trainer.sanity_checking:

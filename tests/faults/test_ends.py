@@ -107,6 +107,8 @@ def test_one_rank(fault: str, stage: str, workers: int, zygote: Zygote, folder: 
 def test_two_ranks(fault: str, folder: str) -> None:
     if fault == "exit":
         pytest.skip("has no ranks")
+    if fault == "sigterm":
+        pytest.skip("Lightning 2.6 broadcasts in its handler and hangs, with torch's DataLoader too (docs/failures.md)")
     options = {"folder": folder, "num_workers": 1}
     outcome = play(fault, TARGET, options=options, accelerator="cpu", devices=2)
     assert not outcome.problems, f"{outcome}\n{outcome.stderr[-4000:]}"
