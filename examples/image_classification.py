@@ -43,7 +43,7 @@ def write_digits(root: Path) -> None:
         image.convert("RGB").save(folder / f"{number:04d}.jpg", quality=92)
 
 
-def transforms(*, train: bool) -> v2.Compose:
+def transforms(*, train: bool, strong: bool = False) -> v2.Compose:
     """What a torchvision user would write; nothing here knows of DALI."""
     decide = (
         [v2.RandomResizedCrop(SIZE, scale=(0.7, 1.0), ratio=(0.9, 1.1)), v2.ColorJitter(brightness=0.3, contrast=0.3)]
@@ -51,6 +51,9 @@ def transforms(*, train: bool) -> v2.Compose:
         else [v2.Resize(SIZE), v2.CenterCrop(SIZE)]
     )
     finish = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)]
+    if train and strong:
+        decide = [decide[0], v2.RandAugment(num_ops=1, magnitude=5)]
+        finish = [*finish, v2.RandomErasing(0.25)]
     return v2.Compose([*decide, *finish])
 
 
@@ -102,6 +105,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--num-workers", type=int, default=None)
+    parser.add_argument("--strong", action="store_true", help="RandAugment, RandomErasing and MixUp")
     options = parser.parse_args()
     # Lightning's advice to use many workers for its own DataLoader does not apply here.
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
@@ -110,12 +114,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_digits(root)
-        train = ImageFolder(root / "train", transform=transforms(train=True))
+        train = ImageFolder(root / "train", transform=transforms(train=True, strong=options.strong))
         val = ImageFolder(root / "val", transform=transforms(train=False))
 
         dm = ImageDataModule(
-            train_dataset=train, val_dataset=val, batch_size=options.batch_size, num_workers=options.num_workers
+            train_dataset=train,
+            val_dataset=val,
+            batch_size=options.batch_size,
+            num_workers=options.num_workers,
+            batch_transform=v2.MixUp(alpha=0.2, num_classes=10) if options.strong else None,
         )
+        print(dm.explain("train"))
         trainer = L.Trainer(max_epochs=options.epochs, logger=False, enable_checkpointing=False, log_every_n_steps=5)
         trainer.fit(Classifier(), dm)
         accuracy = float(trainer.callback_metrics["accuracy"])
