@@ -37,39 +37,59 @@ class Rate:
         )
 
 
-def measure(
-    batches: Iterable[Any], batch_size: int, *, seconds: float, warm_up_seconds: float = 2.0, slice_seconds: float = 1.0
-) -> Rate:
-    """Consumes batches and counts.
+class Meter:
+    """Counts a batch at each `tick`, as `measure` does, where something else drives the loop.
 
     Args:
-        batches: Whatever yields a batch of `batch_size` samples; may be endless.
         batch_size: Samples a batch.
         seconds: How long to measure after the warm-up.
         warm_up_seconds: Not counted, from the first batch on.
         slice_seconds: Length of a slice.
     """
-    slices: list[float] = []
-    begin = mark = None
-    seen = 0
-    for _ in batches:
+
+    def __init__(
+        self, batch_size: int, *, seconds: float, warm_up_seconds: float = 2.0, slice_seconds: float = 1.0
+    ) -> None:
+        self.batch_size, self.seconds = batch_size, seconds
+        self.warm_up_seconds, self.slice_seconds = warm_up_seconds, slice_seconds
+        self.done = False
+        self._slices: list[float] = []
+        self._begin: float | None = None
+        self._mark: float | None = None
+        self._seen = 0
+
+    def tick(self) -> bool:
+        """A batch is there; returns whether the time is up."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter()
-        if begin is None:
-            begin = now
-        if now - begin < warm_up_seconds:
-            continue
-        if mark is None:
-            mark = now
-            continue
-        seen += batch_size
-        if now - mark >= slice_seconds:
-            slices.append(seen / (now - mark))
-            mark, seen = now, 0
-        if now - begin > warm_up_seconds + seconds:
+        if self._begin is None:
+            self._begin = now
+        if now - self._begin < self.warm_up_seconds:
+            return False
+        if self._mark is None:
+            self._mark = now
+            return False
+        self._seen += self.batch_size
+        if now - self._mark >= self.slice_seconds:
+            self._slices.append(self._seen / (now - self._mark))
+            self._mark, self._seen = now, 0
+        self.done = now - self._begin > self.warm_up_seconds + self.seconds
+        return self.done
+
+    @property
+    def rate(self) -> Rate:
+        """What was counted so far."""
+        return Rate(tuple(self._slices))
+
+
+def measure(batches: Iterable[Any], batch_size: int, *, seconds: float, **options: Any) -> Rate:
+    """Consumes batches, which may be endless, and counts; the arguments are those of `Meter`."""
+    meter = Meter(batch_size, seconds=seconds, **options)
+    for _ in batches:
+        if meter.tick():
             break
-    return Rate(tuple(slices))
+    return meter.rate
 
 
 def endless(loader: Iterable[Any]) -> Iterable[Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
 from lightning_dali.testing import IndexedImages
@@ -98,12 +99,41 @@ def once() -> None:
         "spawn": {"strategy": "ddp_spawn"},
         "nodes": {"devices": 1, "num_nodes": 2},
         "slurm": {"devices": 2},
+        "fsdp": {"strategy": FSDPOnCPU() if MODE == "fsdp" else None},
+        "fsdp2": {"strategy": ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)},
         "crash": {},
     }[MODE]
     spy = Spy(dump_to=ROOT / MODE, on_step=crash if MODE == "crash" else None)
     # "fork": a spawned rank's platform default is to spawn its workers too, four more imports here
     dm = datamodule(pictures(61), val_dataset=pictures(61), num_workers=1, multiprocessing_context="fork")
     ranks(MODE, **{"num_sanity_val_steps": 0, **options}).fit(spy, datamodule=dm)
+
+
+class FSDPOnCPU(FSDPStrategy):
+    """Lightning refuses `FSDPStrategy` itself without a GPU, by its exact type; torch's FSDP runs on gloo."""
+
+
+def in_ray() -> None:
+    """The same fit in each of two of Ray's workers."""
+    import ray  # only where Ray is
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    def fit() -> None:
+        from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
+
+        spy = Spy(dump_to=ROOT / MODE)
+        dm = datamodule(pictures(61), val_dataset=pictures(61), num_workers=1)
+        plugins = [RayLightningEnvironment()]
+        ranks(MODE, devices="auto", strategy=RayDDPStrategy(), plugins=plugins, num_sanity_val_steps=0).fit(
+            spy, datamodule=dm
+        )
+
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20)
+    TorchTrainer(
+        fit, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=str(ROOT / "ray"))
+    ).fit()
+    ray.shutdown()
 
 
 def crash(spy: Spy) -> None:
@@ -165,5 +195,7 @@ if __name__ == "__main__":
         soak(*map(int, sys.argv[3:]))
     elif MODE == "gpus":
         gpus(2 if sys.argv[3] == "both" else [1])
+    elif MODE == "ray":
+        in_ray()
     else:
         once()
