@@ -116,6 +116,19 @@ def default_num_threads(trainer: Any) -> int:
     return max(2, min(8, cores() // local_world_size(trainer) // 4))
 
 
+def default_prefetch() -> int:
+    """Finished batches that wait when no number is given: one for the model, one being made; more only takes memory."""
+    return 2
+
+
+def default_hw_decoder_load() -> float:
+    """The hardware decoder's share of JPEGs when none is given: all of them (docs/benchmarks.md).
+
+    The engines are not asked for: without any, or on the CPU, DALI decodes as if it were 0.
+    """
+    return 1.0
+
+
 def global_seed() -> int:
     """The seed of `lightning.seed_everything`, else 0."""
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))

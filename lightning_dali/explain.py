@@ -84,6 +84,8 @@ class Explanation:
     """Finished batches that may wait for the model."""
     depth: int
     """Batches inside DALI."""
+    hw_decoder_load: float | None
+    """Share of JPEGs for the hardware decoder, if the device has one; None where no image is decoded on a CUDA device."""
     ahead: int
     """Batches that workers make or hold at a time."""
     fields: tuple[FieldPlan, ...]
@@ -113,7 +115,8 @@ def _lines(told: Explanation) -> list[str]:
         f"{told.stage}: {told.num_samples} samples, {told.num_batches} batches of {told.batch_size} on this rank, "
         f"on {told.device}",
         f"  {told.num_workers} worker(s), {told.num_threads} DALI thread(s), {told.cores} core(s); "
-        f"prefetch {told.prefetch}, depth {told.depth}",
+        f"prefetch {told.prefetch}, depth {told.depth}"
+        + ("" if told.hw_decoder_load is None else f", hardware decoder share {told.hw_decoder_load:g}"),
     ]
     for plan in told.fields:
         lines.append(f"  field {plan.field!r} ({plan.encoded_bytes / 1e3:.1f} kB a sample from the worker)")
@@ -152,6 +155,7 @@ def explain(loader: Loader) -> Explanation:
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     device, plan = loader.server.device, loader.plan
+    images = isinstance(loader.fetcher.modality, ImageModality)
     return Explanation(
         stage=loader.name,
         num_samples=plan.num_samples,
@@ -163,6 +167,7 @@ def explain(loader: Loader) -> Explanation:
         cores=cores(),
         prefetch=loader.server.queue,
         depth=device.depth,
+        hw_decoder_load=device.hw_decoder_load if device.index is not None and images else None,
         ahead=loader.ahead,
         fields=_fields(requests),
         outputs=outputs,

@@ -270,11 +270,12 @@ class BaseDataModule(Host):
 
     def _device(self) -> Device:
         index = environment.device_index(self.options.device, self._trainer_or_none)
+        load = self.options.hw_decoder_load
         return Device(
             index,
             num_threads=self.options.num_threads or environment.default_num_threads(self._trainer_or_none),
             depth=self.options.depth,
-            hw_decoder_load=self.options.hw_decoder_load,
+            hw_decoder_load=environment.default_hw_decoder_load() if load is None else load,
             channels_last=self.options.channels_last,
         )
 
@@ -300,7 +301,7 @@ class BaseDataModule(Host):
             self._plan(name, dataset, shard, seed),
             device,
             num_workers=num_workers,
-            prefetch=options.prefetch,
+            prefetch=options.prefetch or environment.default_prefetch(),
             context=options.multiprocessing_context,
             persistent_workers=options.persistent_workers,
             on_bad=partial(self._bad.note, dataset=label),

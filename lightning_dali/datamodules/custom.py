@@ -58,7 +58,7 @@ class DALIDataModule(BaseDataModule):
         predict_pipeline: None: `val_pipeline`.
         batch_size: Samples of one rank in one step.
         num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
-        num_threads: DALI's CPU threads.
+        num_threads: DALI's CPU threads; None: a quarter of this rank's cores, from 2 to 8.
         shuffle: Whether training goes through a new permutation each epoch.
         drop_last: Whether training drops the samples that do not fill a global batch.
         seed: Of every order and draw; None: that of `lightning.seed_everything`, else 0.
@@ -75,7 +75,7 @@ class DALIDataModule(BaseDataModule):
         with_index: Whether the batch carries the dataset indices of its rows.
         device: Where pipelines run: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
         output_device: Where batches are delivered: ``"auto"`` (where pipelines run) or ``"cpu"``.
-        prefetch: Finished batches that wait for the model.
+        prefetch: Finished batches that wait for the model; None: 2.
         multiprocessing_context: Start method of the workers; None: the platform's.
         persistent_workers: Whether workers live from one epoch to the next.
         depth: Batches inside DALI at a time.
@@ -116,7 +116,7 @@ class DALIDataModule(BaseDataModule):
         with_index: bool = False,
         device: Any = "auto",
         output_device: str = "auto",
-        prefetch: int = 2,
+        prefetch: int | None = 2,
         multiprocessing_context: str | None = None,
         persistent_workers: bool = True,
         depth: int = 2,

@@ -31,7 +31,7 @@ class ImageDataModule(BaseDataModule):
         eval_transform: The same for validation, test and prediction.
         batch_size: Samples of one rank in one step.
         num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
-        num_threads: DALI's CPU threads.
+        num_threads: DALI's CPU threads; None: a quarter of this rank's cores, from 2 to 8.
         shuffle: Whether training goes through a new permutation each epoch.
         drop_last: Whether training drops the samples that do not fill a global batch.
         sampler: The order of training instead of `shuffle`: a sampler over the whole dataset, or a function of the
@@ -52,11 +52,11 @@ class ImageDataModule(BaseDataModule):
         channels_last: Whether image batches lie in memory as `(B, H, W, C)`, for models that are `channels_last`; their
             shape stays `(B, C, H, W)`.
         device: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
-        prefetch: Finished batches that wait on the device for the model.
+        prefetch: Finished batches that wait on the device for the model; None: 2.
         multiprocessing_context: Start method of the workers; None: the platform's.
         persistent_workers: Whether workers live from one epoch to the next.
         depth: Batches inside DALI at a time.
-        hw_decoder_load: Share of JPEGs for the GPU's hardware decoder.
+        hw_decoder_load: Share of JPEGs for the GPU's hardware decoder; None: all, where there is one.
         watchdog_seconds: After so long without a batch the log says what is waited for.
 
     Raises:
@@ -91,11 +91,11 @@ class ImageDataModule(BaseDataModule):
         with_index: bool = False,
         channels_last: bool = False,
         device: Any = "auto",
-        prefetch: int = 2,
+        prefetch: int | None = 2,
         multiprocessing_context: str | None = None,
         persistent_workers: bool = True,
         depth: int = 2,
-        hw_decoder_load: float = 1.0,
+        hw_decoder_load: float | None = 1.0,
         watchdog_seconds: float = 60.0,
     ) -> None:
         options = Options(

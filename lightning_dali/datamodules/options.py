@@ -33,11 +33,11 @@ class Options:
     with_index: bool = False
     channels_last: bool = False
     device: Any = "auto"
-    prefetch: int = 2
+    prefetch: int | None = 2
     multiprocessing_context: str | None = None
     persistent_workers: bool = True
     depth: int = 2
-    hw_decoder_load: float = 1.0
+    hw_decoder_load: float | None = 1.0
     watchdog_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Options:
         _integer("num_threads", self.num_threads, low=1, none="chooses it from this rank's cores")
         _integer("seed", self.seed, low=0, none="takes seed_everything's")
         _integer("max_bad_samples", self.max_bad_samples, low=0, none="sets no limit")
-        _integer("prefetch", self.prefetch, low=1)
+        _integer("prefetch", self.prefetch, low=1, none="chooses it")
         _integer("depth", self.depth, low=1)
         for name in ("on_bad_sample", "release_memory", "ragged"):
             choice = getattr(self, name)
@@ -61,8 +61,10 @@ class Options:
                 f"multiprocessing_context is {self.multiprocessing_context!r}: allowed are {', '.join(methods)}, or None "
                 "for the platform's default."
             )
-        if not 0.0 <= self.hw_decoder_load <= 1.0:
-            raise ValueError(f"hw_decoder_load is {self.hw_decoder_load!r}: it is a share, from 0 to 1.")
+        if self.hw_decoder_load is not None and not 0.0 <= self.hw_decoder_load <= 1.0:
+            raise ValueError(
+                f"hw_decoder_load is {self.hw_decoder_load!r}: it is a share, from 0 to 1, or None, which chooses it."
+            )
 
 
 def _file(name: str, value: Any) -> None:

@@ -58,7 +58,7 @@ class SpeechDataModule(BaseDataModule):
         release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
         with_index: Whether the batch carries the dataset indices of its rows.
         device: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
-        prefetch: Finished batches that wait on the device for the model.
+        prefetch: Finished batches that wait on the device for the model; None: 2.
         multiprocessing_context: Start method of the workers; None: the platform's.
         persistent_workers: Whether workers live from one epoch to the next.
         depth: Batches inside DALI at a time.
@@ -98,7 +98,7 @@ class SpeechDataModule(BaseDataModule):
         release_memory: str = "stage",
         with_index: bool = False,
         device: Any = "auto",
-        prefetch: int = 2,
+        prefetch: int | None = 2,
         multiprocessing_context: str | None = None,
         persistent_workers: bool = True,
         depth: int = 2,

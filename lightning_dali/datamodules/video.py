@@ -53,7 +53,7 @@ class VideoDataModule(BaseDataModule):
         index_cache: File in which indices of videos are kept; None: in the user's cache folder.
         batch_size: Samples of one rank in one step.
         num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
-        num_threads: DALI's CPU threads.
+        num_threads: DALI's CPU threads; None: a quarter of this rank's cores, from 2 to 8.
         shuffle: Whether training goes through a new permutation each epoch.
         drop_last: Whether training drops the samples that do not fill a global batch.
         sampler: See `ImageDataModule`.
@@ -69,7 +69,7 @@ class VideoDataModule(BaseDataModule):
         ragged: ``"error"``: clips of one batch must have one size; ``"list"``: otherwise a list is delivered.
         with_index: Whether the batch carries the dataset indices of its rows.
         device: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
-        prefetch: Finished batches that wait on the device for the model.
+        prefetch: Finished batches that wait on the device for the model; None: 2.
         multiprocessing_context: Start method of the workers; None: the platform's.
         persistent_workers: Whether workers live from one epoch to the next.
         depth: Batches in decoding at a time.
@@ -112,7 +112,7 @@ class VideoDataModule(BaseDataModule):
         ragged: str = "error",
         with_index: bool = False,
         device: Any = "auto",
-        prefetch: int = 2,
+        prefetch: int | None = 2,
         multiprocessing_context: str | None = None,
         persistent_workers: bool = True,
         depth: int = 3,
