@@ -35,8 +35,9 @@ with client.setup_kernel():
 
 # The processes below the kernel.
 LEFT = """
-import os, time
+import gc, time
 import psutil
+gc.collect()  # a datamodule and its loaders refer to each other
 for _ in range(100):
     left = [child.pid for child in psutil.Process().children(recursive=True)]
     if not left:
