@@ -14,6 +14,7 @@ import torch
 
 from lightning_dali.environment import cores
 from lightning_dali.loader import Loader
+from lightning_dali.modalities import ImageModality
 from lightning_dali.padded import Padded
 from lightning_dali.passes import Pass
 from lightning_dali.sources import InlineSource

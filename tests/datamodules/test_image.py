@@ -139,7 +139,7 @@ REFUSALS = [
     Refusal({"ragged": "pad"}, ValueError, "ragged.*'pad'.*allowed.*'error', 'list'"),
     Refusal({"shuffle": 1}, TypeError, "shuffle is 1: allowed are True and False"),
     Refusal({"multiprocessing_context": "thread"}, ValueError, "multiprocessing_context is 'thread': allowed are fork"),
-    Refusal({"hw_decoder_load": 2}, ValueError, "hw_decoder_load is 2: it is a share, from 0 to 1"),
+    Refusal({"hw_decoder_load": 2}, ValueError, "hw_decoder_load is 2: it is a share, from 0 to 1, or None"),
     Refusal({"train_dataset": [IndexedImages([])]}, TypeError, "train_dataset is a list.*ConcatDataset"),
     Refusal({"train_dataset": Stream()}, TypeError, "train_dataset is an IterableDataset.*__getitem__ and __len__"),
     Refusal({"val_dataset": {"a": 3}}, TypeError, "val_dataset.*expected a dataset with __getitem__ and __len__"),
