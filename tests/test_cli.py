@@ -292,3 +292,14 @@ def test_the_command_is_installed_and_imports_nothing_heavy(run_script: Callable
     code = "import sys; from lightning_dali.cli import app; print({'torch', 'nvidia'} & set(sys.modules))"
     assert run_script(code).stdout == "set()\n"
     assert os.path.exists(root / "lightning_dali" / "cli" / "__init__.py")
+
+
+def test_preview_takes_a_batch_that_was_only_zipped(tmp_path: Path) -> None:
+    """Detection users collate with `tuple(zip(*batch))`: a tuple of images, and one of dicts."""
+    from lightning_dali.cli.preview import _fields
+
+    images = tuple(torch.zeros(3, 8, 9) for _ in range(3))
+    targets = tuple({"boxes": torch.zeros(n, 4), "labels": torch.zeros(n)} for n in (1, 2, 3))
+    fields = dict(_fields((images, targets), 3))
+    assert list(fields) == ["0", "1/boxes", "1/labels"]
+    assert [len(one) for one in fields["1/boxes"]] == [1, 2, 3]

@@ -83,14 +83,24 @@ def _fields(value: Any, rows: int, path: tuple[Any, ...] = ()) -> Any:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _fields(item, rows, (*path, key))
-    elif isinstance(value, list) and len(value) == rows and not isinstance(value[0], (tuple, list, Mapping)):
-        yield field_name(path), value
+    elif isinstance(value, (tuple, list)) and len(value) == rows and all(isinstance(one, Mapping) for one in value):
+        for key in value[0]:  # a collate that only zips: one dict of targets a sample
+            yield field_name((*path, key)), [one[key] for one in value]
+    elif isinstance(value, (tuple, list)) and len(value) == rows and _one_a_row(value, path):
+        yield field_name(path), list(value)
     elif isinstance(value, (tuple, list)):
         for number, item in enumerate(value):
             yield from _fields(item, rows, (*path, number))
     elif hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
             yield from _fields(getattr(value, name), rows, (*path, name))
+
+
+def _one_a_row(values: Any, path: tuple[Any, ...]) -> bool:
+    """Whether a sequence as long as the batch holds a value a sample, and is not itself the batch of so many fields."""
+    if isinstance(values[0], (tuple, list, Mapping)):
+        return False
+    return isinstance(values, list) or bool(path)
 
 
 class _Shown:
