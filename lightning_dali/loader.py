@@ -1,6 +1,7 @@
 """The iterable that Lightning sees: batches on the rank's device.
 
-Runs in the rank. A `Loader` is cheap until it is iterated; it owns its worker pool and its server.
+Runs in the rank. A `Loader` is cheap until it is iterated; it owns its worker pool and its server. Over 300 lines: a loader and
+its pass are one contract with Lightning (epochs, positions, `len`), and half of it is small properties that Lightning and users read.
 """
 
 from __future__ import annotations
