@@ -9,11 +9,14 @@ import ctypes
 import faulthandler
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
 from lightning_dali.testing import IndexedImages
@@ -99,18 +102,24 @@ def once() -> None:
         "spawn": {"strategy": "ddp_spawn"},
         "nodes": {"devices": 1, "num_nodes": 2},
         "slurm": {"devices": 2},
-        "fsdp": {"strategy": FSDPOnCPU() if MODE == "fsdp" else None},
-        "fsdp2": {"strategy": ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)},
+        "fsdp": {"strategy": ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)},
         "crash": {},
     }[MODE]
-    spy = Spy(dump_to=ROOT / MODE, on_step=crash if MODE == "crash" else None)
+    module = Sharded if MODE == "fsdp" else Spy
+    spy = module(dump_to=ROOT / MODE, on_step=crash if MODE == "crash" else None)
     # "fork": a spawned rank's platform default is to spawn its workers too, four more imports here
     dm = datamodule(pictures(61), val_dataset=pictures(61), num_workers=1, multiprocessing_context="fork")
     ranks(MODE, **{"num_sanity_val_steps": 0, **options}).fit(spy, datamodule=dm)
 
 
-class FSDPOnCPU(FSDPStrategy):
-    """Lightning refuses `FSDPStrategy` itself without a GPU, by its exact type; torch's FSDP runs on gloo."""
+class Sharded(Spy):
+    """A module whose parameters are spread over the ranks by torch's FSDP2."""
+
+    def configure_model(self) -> None:
+        fully_shard(self.layer, mesh=self.device_mesh["data_parallel"])
+
+    def on_train_start(self) -> None:
+        assert all(isinstance(parameter, DTensor) for parameter in self.parameters())
 
 
 def in_ray() -> None:
@@ -123,17 +132,25 @@ def in_ray() -> None:
         from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
 
         spy = Spy(dump_to=ROOT / MODE)
-        dm = datamodule(pictures(61), val_dataset=pictures(61), num_workers=1)
-        plugins = [RayLightningEnvironment()]
-        ranks(MODE, devices="auto", strategy=RayDDPStrategy(), plugins=plugins, num_sanity_val_steps=0).fit(
-            spy, datamodule=dm
-        )
+        dm = datamodule(pictures(61), val_dataset=pictures(61), num_workers=1, multiprocessing_context="fork")
+        options = {"devices": "auto", "strategy": RayDDPStrategy(), "plugins": [RayLightningEnvironment()]}
+        ranks(MODE, num_sanity_val_steps=0, **options).fit(spy, datamodule=dm)
 
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20)
-    TorchTrainer(
-        fit, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=str(ROOT / "ray"))
-    ).fit()
-    ray.shutdown()
+    # Its own folder and not pytest's: the paths of Ray's sockets would be too long there.
+    with tempfile.TemporaryDirectory() as folder:
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,  # a worker's exception comes anyway, and is not lost among Ray's own lines
+            object_store_memory=100 << 20,  # a container may have little shared memory
+            _node_ip_address="127.0.0.1",
+            _temp_dir=folder,
+        )
+        try:
+            config = RunConfig(storage_path=str(ROOT / "ray"))
+            TorchTrainer(fit, scaling_config=ScalingConfig(num_workers=2), run_config=config).fit()
+        finally:
+            ray.shutdown()
 
 
 def crash(spy: Spy) -> None:

@@ -6,11 +6,13 @@ A start of two ranks takes about 10 s on two cores, so one script (`run.py sever
 from __future__ import annotations
 
 import os
+import site
 import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +177,27 @@ def test_spawn(root: Path, alone: Spy, run_script: Callable[..., Any]) -> None:
     check_once(root, "spawn", alone)
 
 
+def test_fsdp(root: Path, alone: Spy, run_script: Callable[..., Any]) -> None:
+    """FSDP2: Lightning's `FSDPStrategy` (FSDP1) refuses the CPU."""
+    run = run_script(RUN.read_text(), 360, args=[str(root), "fsdp"], env=environment())
+    assert run.rc == 0, run.stderr[-4000:]
+    check_once(root, "fsdp", alone)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: no wheel beyond Python 3.14")
+def test_ray(root: Path, alone: Spy, run_script: Callable[..., Any]) -> None:
+    (root / "home").mkdir()
+    env = environment(
+        HOME=str(root / "home"),  # Ray writes the token of the cluster there
+        PYTHONUSERBASE=site.getuserbase(),  # which would follow HOME
+        RAY_USAGE_STATS_ENABLED="0",
+    )
+    run = run_script(RUN.read_text(), 360, args=[str(root), "ray"], env=env)
+    assert run.rc == 0, run.stderr[-4000:]
+    check_once(root, "ray", alone)
+
+
 def start_two(root: Path, mode: str, command: Callable[[int], list[str]], env: Callable[[int], dict[str, str]]) -> None:
     """Two independent starts, as on two nodes."""
     processes = []
@@ -258,24 +281,7 @@ def test_starts_and_stops_without_a_hang(root: Path, alone: Spy, soak: Callable[
         assert f"rounds {soak(300)}" in (root / f"soak.{rank}.log").read_text()
 
 
-def test_ray(root: Path, alone: Spy) -> None:
-    ray = pytest.importorskip("ray", reason="ray is not installed; it is no dependency of the tests")
-    lightning = pytest.importorskip("ray.train.lightning", reason="this ray has no Lightning integration")
-    from ray.train.torch import TorchTrainer  # only where ray is
-
-    def loop() -> None:
-        spy, dm = (
-            Spy(dump_to=root / "ray"),
-            datamodule(photos(root / "photos", N), val_dataset=photos(root / "photos", N)),
-        )
-        plugins = [lightning.RayLightningEnvironment()]
-        trainer(root, devices="auto", strategy=lightning.RayDDPStrategy(), plugins=plugins, num_sanity_val_steps=0).fit(
-            spy, datamodule=dm
-        )
-
-    ray.init(num_cpus=2, include_dashboard=False)
-    try:
-        TorchTrainer(loop, scaling_config=ray.train.ScalingConfig(num_workers=2)).fit()
-    finally:
-        ray.shutdown()
-    check_once(root, "ray", alone)
+def test_lightning_has_fsdp_on_gpus_only(tmp_path: Path) -> None:
+    """When this fails, `test_fsdp` can run `strategy="fsdp"` too."""
+    with pytest.raises(ValueError, match="requires a GPU accelerator"):
+        trainer(tmp_path, strategy="fsdp")
