@@ -64,7 +64,8 @@ def test_images_take_what_is_chosen_and_explain_shows_it(tmp_path: Path, one_cor
         told
     )  # no hardware share on the CPU
     (loader,) = dm.stage_loaders("train")
-    assert (loader.server.device.num_threads, loader.server.queue) == (2, 2)
+    device = loader.server.device
+    assert (device.num_threads, device.hw_decoder_load, loader.server.queue) == (2, 1.0, 2)
     assert sum(len(labels) for _, labels in loader) == 4
     dm.close()
 
