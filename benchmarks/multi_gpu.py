@@ -32,7 +32,10 @@ from lightning_dali.testing import make_photos
 RANK = Path(__file__).with_name("multi_gpu_rank.py")
 CURVE = (1, 2, 4, 8)
 END_SECONDS = 5.0
-"""After an exception on one rank. Lightning looks every 5 s whether ranks above 0 live; NCCL alone would wait for minutes."""
+"""After an exception on one rank. Lightning looks every 5 s whether ranks above 0 live; NCCL alone would wait for minutes.
+
+Not met on two busy cores (6 to 7 s): peers notice only when the failed process is gone, and each process takes 2 to 3 s to leave
+the interpreter, mostly after its last Python frame, so the exits of two ranks add up."""
 MADE_UP = 64
 """Pictures that are made up without a FOLDER."""
 PATTERNS = {"images": "images/*/*.jpg", "speech": "speech/*.flac", "video": "videos/*.mp4"}
@@ -131,7 +134,9 @@ def check_end(root: Path, ranks: int, code: int, log: str) -> str:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"still there after {seconds:.1f} s: {left}"
     assert code not in (0, 124), f"exit status {code}: {log}"
-    assert seconds <= END_SECONDS, f"it took {seconds:.1f} s"
+    assert seconds <= END_SECONDS, (
+        f"all {len(pids)} processes are gone, but after {seconds:.1f} s (limit {END_SECONDS:g} s)"
+    )
     return f"{len(pids)} processes (ranks and workers) gone {seconds:.1f} s after rank {ranks - 1} raised"
 
 
@@ -183,7 +188,9 @@ def curve(root: Path, folder: Path, options: argparse.Namespace, most: int, cpu:
             found = results(root, "rate", ranks)
             mean = {name: sum(rank[name] for rank in found) / ranks for name in ("alone", "training")}
             one = one or mean
-            cells = [f"{mean[name]:.0f} | {mean[name] / one[name]:.2f}" if one[name] else "too slow | -" for name in mean]
+            cells = [
+                f"{mean[name]:.0f} | {mean[name] / one[name]:.2f}" if one[name] else "too slow | -" for name in mean
+            ]
             print(f"| {kind} | {ranks} | {found[0]['workers']} | {' | '.join(cells)} |", flush=True)
 
 
