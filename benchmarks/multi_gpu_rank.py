@@ -188,7 +188,7 @@ def rate_data(options: argparse.Namespace) -> Any:
     num_samples = common["batch_size"] * options.ranks * 400
     if kind == "images":
         paths = sorted(Path(folder, "images").glob("*/*.jpg"))
-        return ImageDataModule(Again(IndexedImages(paths, recipe("imagenet")), num_samples), **common)
+        return ImageDataModule(train_dataset=Again(IndexedImages(paths, recipe("imagenet")), num_samples), **common)
     if kind == "speech":
         return SpeechDataModule(train_dataset=Again(Utterances(folder), num_samples), **common)
     paths = [path for name in KINDS for path in sorted(glob(f"{folder}/videos/{name}_*.mp4"))]
