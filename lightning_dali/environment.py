@@ -40,6 +40,10 @@ def shard_of(trainer: Any) -> Shard:
         )
     if world_size == 1 and group is None and launched is not None and launched.world_size > 1:
         _warn_of_lone_ranks(launched.world_size)
+    # ranks that share one sample's work (tensor parallelism) get the same data: the strategy knows how many others there are
+    of_data = getattr(trainer, "distributed_sampler_kwargs", None) if world_size > 1 else None
+    if isinstance(of_data, dict) and {"rank", "num_replicas"} <= of_data.keys():
+        return Shard(int(of_data["rank"]), int(of_data["num_replicas"]))
     return Shard(rank, world_size)
 
 

@@ -4,12 +4,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from torchvision.transforms import v2
 
 from lightning_dali import ClipSampler, ImageDataModule, VideoDataModule, environment
+from lightning_dali.sampling import Shard
 from lightning_dali.testing import IndexedFiles, IndexedImages, make_photos, make_videos
 
 CHOSEN: dict[str, Any] = {"num_workers": None, "num_threads": None, "prefetch": None}
@@ -96,3 +97,13 @@ def test_the_hardware_decoder_gets_its_share(tmp_path: Path, given: float | None
     assert told.hw_decoder_load == share and f"hardware decoder share {share:g}" in str(told)
     assert dm.stage_loaders("train")[0].server.device.hw_decoder_load == share
     dm.close()
+
+
+def test_ranks_that_share_a_samples_work_get_the_same_data() -> None:
+    """Two groups of two tensor-parallel ranks: Lightning's strategy deals data to the groups, not to the ranks."""
+
+    class Trainer:
+        global_rank, world_size = 3, 4
+        distributed_sampler_kwargs: ClassVar[dict[str, int]] = {"num_replicas": 2, "rank": 1}
+
+    assert environment.shard_of(Trainer()) == Shard(1, 2)
