@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.ddp, pytest.mark.slow, pytest.mark.timeout(240)]  # two starts of ranks: 26 s of CPU, 75 s on two busy cores
+pytestmark = [
+    pytest.mark.ddp,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+]  # two starts of ranks: 26 s of CPU, 75 s on two busy cores
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
