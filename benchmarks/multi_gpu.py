@@ -34,8 +34,8 @@ CURVE = (1, 2, 4, 8)
 END_SECONDS = 5.0
 """After an exception on one rank. Lightning looks every 5 s whether ranks above 0 live; NCCL alone would wait for minutes.
 
-Not met on two busy cores (6 to 7 s): peers notice only when the failed process is gone, and each process takes 2 to 3 s to leave
-the interpreter, mostly after its last Python frame, so the exits of two ranks add up."""
+Met in one of three runs on two busy cores (3.6 to 7.0 s). A failed rank took 2.8 to 3.0 s to leave the interpreter, mostly after its
+last Python frame; perhaps its peers notice only then, so that the exits of two ranks add up."""
 MADE_UP = 64
 """Pictures that are made up without a FOLDER."""
 PATTERNS = {"images": "images/*/*.jpg", "speech": "speech/*.flac", "video": "videos/*.mp4"}
