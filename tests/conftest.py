@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 # Before torch is imported, here and in the scripts: two cores, and a forked child of many OpenMP threads may hang.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # scripts of two ranks with two threads each spin for cores
 
 from lightning_dali.testing import no_leaks
 
