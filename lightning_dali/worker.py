@@ -174,12 +174,22 @@ def work(
     torch.set_num_threads(1)
     _set_worker_info(number, num_workers, make)
     slabs = Slabs()
+    waiting: dict[int, Any] = {}
     with contextlib.suppress(EOFError, ConnectionError, BrokenPipeError):
         while True:
-            ticket, task, freed = pickle.loads(socket.recv_bytes())
-            slabs.release(freed)
-            _answer(socket, slabs, ticket, task, make)
+            while not waiting or socket.poll():
+                ticket, task, freed, unwanted = pickle.loads(socket.recv_bytes())
+                slabs.release(freed)
+                waiting[ticket] = task
+                for dropped in [one for one in unwanted if waiting.pop(one, None) is not None]:
+                    _answer(socket, slabs, dropped, None, _nothing)
+            ticket = next(iter(waiting))
+            _answer(socket, slabs, ticket, waiting.pop(ticket), make)
     os._exit(0)  # no atexit of the user's libraries in a worker
+
+
+def _nothing(task: None) -> None:
+    """What is made of a task that nobody waits for any more."""
 
 
 def _leave_signals_to_the_rank() -> None:

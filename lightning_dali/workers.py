@@ -27,7 +27,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]  # what the user chose to preload
 from typing import Any
@@ -58,6 +58,8 @@ class _Worker:
     tasks: dict[int, BatchTask] = field(default_factory=dict)
     slabs: dict[int, mmap.mmap] = field(default_factory=dict)
     freed: list[int] = field(default_factory=list)
+    unwanted: set[int] = field(default_factory=set)
+    """Tickets of an abandoned pass that it has not answered; it hears of them with its next task."""
 
     def death(self) -> WorkerError:
         """Why it is gone, in words."""
@@ -244,7 +246,7 @@ class WorkerPool:
         freed, worker.freed = worker.freed, []
         worker.tasks[ticket] = task
         try:
-            worker.socket.send_bytes(pickle.dumps((ticket, task, freed)))
+            worker.socket.send_bytes(pickle.dumps((ticket, task, freed, tuple(worker.unwanted))))
         except OSError:
             raise worker.death() from None
 
@@ -281,6 +283,7 @@ class WorkerPool:
             worker.slabs[answer.slab] = mmap.mmap(descriptor, answer.nbytes)
             os.close(descriptor)
         worker.tasks.pop(answer.ticket, None)
+        worker.unwanted.discard(answer.ticket)
         if answer.slab is None:
             return answer.ticket, Packed(read(message, None))
         number = answer.slab
@@ -291,9 +294,15 @@ class WorkerPool:
         """The worker with the fewest tasks, if it can take this one as well."""
         if not self._workers:
             raise WorkerError("the worker pool was closed while a pass was using it")
-        worker = min(self._workers, key=lambda one: len(one.tasks))
-        room = 1 if len(task.indices) > LARGE_TASK else OUTSTANDING_PER_WORKER
-        return worker if len(worker.tasks) < room else None
+        if len(task.indices) > LARGE_TASK:
+            return next((worker for worker in self._workers if not worker.tasks), None)
+        worker = min(self._workers, key=lambda one: (len(one.tasks) - len(one.unwanted), len(one.tasks)))
+        return worker if len(worker.tasks) - len(worker.unwanted) < OUTSTANDING_PER_WORKER else None
+
+    def drop(self, tickets: Collection[int]) -> None:
+        """Nobody waits for these any more: a worker that has not begun with one leaves it out."""
+        for worker in self._workers:
+            worker.unwanted |= worker.tasks.keys() & set(tickets)
 
 
 class Stream:
@@ -386,6 +395,7 @@ class Stream:
         for packed in self._arrived.values():
             packed.free()
         self._arrived.clear()
+        self._pool.drop(self._order)
         self._order.clear()
         self._upcoming = None
 

@@ -71,6 +71,25 @@ def test_what_an_abandoned_pass_asked_for_neither_comes_back_nor_ends_the_next_o
         assert list(values(pool.stream(tasks(3, epoch=9), ahead=4))) == [(9, 0), (9, 1), (9, 2)]
 
 
+def test_what_an_abandoned_pass_asked_for_is_not_made_if_no_worker_has_begun_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "made"
+
+    def make(task: BatchTask) -> Any:
+        with log.open("a") as stream:
+            stream.write(f"{task.epoch} ")
+        time.sleep(0.2)
+        return task.epoch, task.step
+
+    with pool_of(make, 2) as pool:
+        stream = pool.stream(tasks(8), ahead=4)
+        with pytest.raises(TimeoutError):
+            stream.next(stop=never, timeout=0.0)
+        stream.close()
+        assert list(values(pool.stream(tasks(4, epoch=9), ahead=4))) == [(9, step) for step in range(4)]
+        assert not any(worker.tasks or worker.unwanted for worker in pool._workers)
+    assert log.read_text().split().count("0") <= 2, "a worker had one in work; the other one waited"
+
+
 def test_a_batch_can_be_made_again_before_what_is_to_come() -> None:
     with pool_of(lambda task: (task.epoch, task.step)) as pool:
         stream = pool.stream(tasks(6), ahead=4)
