@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import Dataset
 
 from lightning_dali import environment
+from lightning_dali.datamodules.arguments import sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.datasets import Datasets, check_dataset
-from lightning_dali.datamodules.options import Options
 from lightning_dali.datamodules.plain import plain
 from lightning_dali.fetch import Fetcher
 from lightning_dali.graph.custom import PipelineDefinition, PipelineEntry
@@ -26,6 +26,7 @@ from lightning_dali.proxies.custom import Proxies, ProxyInputError
 from lightning_dali.sampling import Shard
 
 OUTPUT_DEVICES = ("auto", "cpu")
+PIPELINES = ("train_pipeline", "val_pipeline", "test_pipeline", "predict_pipeline")
 
 Pipelines = Any
 """A `@pipeline_def` function or a `Pipeline`; or a mapping of names to them."""
@@ -45,6 +46,8 @@ class DALIDataModule(BaseDataModule):
     numbers, but, unlike with `ImageDataModule`, a sample's augmentation depends on the number of ranks, the batch size and
     the point of resumption (docs/custom-pipelines.md).
 
+    Options that are not explained here are those of `ImageDataModule`, and mean the same.
+
     Args:
         train_dataset: A function of the proxy that makes a map-style dataset. With several pipelines it gets all their
             proxies: `proxies.image(...)` or `proxies["image"](...)`.
@@ -56,30 +59,9 @@ class DALIDataModule(BaseDataModule):
         test_pipeline: None: `val_pipeline`.
         predict_dataset: As `val_dataset`.
         predict_pipeline: None: `val_pipeline`.
-        batch_size: Samples of one rank in one step.
-        num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
-        num_threads: DALI's CPU threads; None: a quarter of this rank's cores, from 2 to 8.
-        shuffle: Whether training goes through a new permutation each epoch.
-        drop_last: Whether training drops the samples that do not fill a global batch.
-        seed: Of every order and draw; None: that of `lightning.seed_everything`, else 0.
-        sampler: For training, instead of `shuffle`: yields dataset indices; dealt to the ranks unless it shards itself.
-        batch_sampler: The same, yielding lists of indices.
-        on_bad_sample: ``"raise"``, ``"replace"`` (by another sample of the batch) or ``"drop"`` (a shorter batch).
-        max_bad_samples: More than so many different ones on a rank end the run.
-        bad_samples_file: File to which each bad sample is added, as a line of JSON, when it is met; None: none. Ranks above
-            0 put ``.rank1`` and so on before its ending.
-        batch_transform: Such as `v2.MixUp`, on the device, in training.
         collate_fn: Instead of the default; it sees stand-ins and may stack (`torch.stack`, `default_collate`) or list them.
-        release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
         ragged: ``"list"``: outputs of different sizes come as a list; ``"error"``: they are an error.
-        with_index: Whether the batch carries the dataset indices of its rows.
-        device: Where pipelines run: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
         output_device: Where batches are delivered: ``"auto"`` (where pipelines run) or ``"cpu"``.
-        prefetch: Finished batches that wait for the model; None: 2.
-        multiprocessing_context: Start method of the workers; None: the platform's.
-        persistent_workers: Whether workers live from one epoch to the next.
-        depth: Batches inside DALI at a time.
-        watchdog_seconds: After so long without a batch the log says what is waited for.
 
     Raises:
         ValueError: An option has a value that is not allowed, or a dataset lacks its pipeline.
@@ -122,42 +104,16 @@ class DALIDataModule(BaseDataModule):
         depth: int = 2,
         watchdog_seconds: float = 60.0,
     ) -> None:
-        options = Options(
-            batch_size=batch_size,
-            num_workers=num_workers,
-            num_threads=num_threads,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            seed=seed,
-            on_bad_sample=on_bad_sample,
-            max_bad_samples=max_bad_samples,
-            bad_samples_file=bad_samples_file,
-            release_memory=release_memory,
-            ragged=ragged,
-            with_index=with_index,
-            device=device,
-            prefetch=prefetch,
-            multiprocessing_context=multiprocessing_context,
-            persistent_workers=persistent_workers,
-            depth=depth,
-            watchdog_seconds=watchdog_seconds,
-        )
+        shared = sort_arguments(locals(), own=(*PIPELINES, "output_device"))
         if output_device not in OUTPUT_DEVICES:
             raise ValueError(f"output_device is {output_device!r}: allowed are {', '.join(map(repr, OUTPUT_DEVICES))}.")
         self._output_device = output_device
-        datasets = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
         self._definitions = _definitions(
             {"train": train_pipeline, "val": val_pipeline, "test": test_pipeline, "predict": predict_pipeline}
         )
-        super().__init__(
-            modality=CustomModality(),
-            options=options,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            collate_fn=collate_fn,
-            batch_transform=batch_transform,
-            **{f"{stage}_dataset": self._of_proxy(stage, given) for stage, given in datasets.items()},
-        )
+        for stage in self._definitions:
+            shared[f"{stage}_dataset"] = self._of_proxy(stage, shared[f"{stage}_dataset"])
+        super().__init__(modality=CustomModality(), **shared)
 
     def _of_proxy(self, stage: str, given: Datasets) -> Datasets:
         """The dataset functions as functions of nothing, which the base calls when it needs the datasets."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lightning_dali.datamodules.arguments import sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.datasets import Datasets
-from lightning_dali.datamodules.options import Options
 from lightning_dali.modalities import ImageModality
 
 
@@ -19,6 +19,8 @@ class ImageDataModule(BaseDataModule):
 
     Batches have the structure of the dataset's samples. An image field is what the transform would have produced, batched:
     `(B, C, H, W)` on the rank's device. Every other field is collated as PyTorch does and moved to the device.
+
+    The options from `batch_size` on are those of every datamodule, and are explained here only.
 
     Args:
         train_dataset: A map-style dataset, or a zero-argument function that makes one (called in `prepare_data`, where it
@@ -98,39 +100,4 @@ class ImageDataModule(BaseDataModule):
         hw_decoder_load: float | None = 1.0,
         watchdog_seconds: float = 60.0,
     ) -> None:
-        options = Options(
-            batch_size=batch_size,
-            num_workers=num_workers,
-            num_threads=num_threads,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            seed=seed,
-            on_bad_sample=on_bad_sample,
-            max_bad_samples=max_bad_samples,
-            bad_samples_file=bad_samples_file,
-            release_memory=release_memory,
-            ragged=ragged,
-            with_index=with_index,
-            channels_last=channels_last,
-            device=device,
-            prefetch=prefetch,
-            multiprocessing_context=multiprocessing_context,
-            persistent_workers=persistent_workers,
-            depth=depth,
-            hw_decoder_load=hw_decoder_load,
-            watchdog_seconds=watchdog_seconds,
-        )
-        super().__init__(
-            modality=ImageModality(),
-            options=options,
-            train_dataset=train_dataset,
-            val_dataset=val_dataset,
-            test_dataset=test_dataset,
-            predict_dataset=predict_dataset,
-            train_transform=train_transform,
-            eval_transform=eval_transform,
-            collate_fn=collate_fn,
-            batch_transform=batch_transform,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-        )
+        super().__init__(modality=ImageModality(), **sort_arguments(locals()))

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_dali import environment
+from lightning_dali.datamodules.arguments import sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.datasets import Datasets
-from lightning_dali.datamodules.options import Options
 from lightning_dali.modalities.audio import AudioModality
 from lightning_dali.modalities.durations import dataset_durations
 from lightning_dali.sampling import BatchPlan, DurationPlan, Shard
@@ -26,12 +26,9 @@ class SpeechDataModule(BaseDataModule):
     (`torchaudio.load`, `soundfile.read`, `lightning_dali.audio.load_audio`), else the first leaf of a sample that is audio: a
     waveform `(C, S)` or `(S,)`, a path, encoded bytes, or Hugging Face's `{"bytes": ..., "path": ...}`.
 
+    Options that are not explained here are those of `ImageDataModule`, and mean the same.
+
     Args:
-        train_dataset: A map-style dataset, or a zero-argument function that makes one (called in `prepare_data`, where it
-            may download, and in `setup`).
-        val_dataset: The same, or a list or dict of them.
-        test_dataset: The same.
-        predict_dataset: The same.
         train_transform: For datasets that have no transform of their own, as torchaudio's: applied to the audio field.
         eval_transform: The same for validation, test and prediction.
         sample_rate: In Hz; audio of another rate is resampled when it is loaded, with torchaudio's default kernel, and the
@@ -41,28 +38,8 @@ class SpeechDataModule(BaseDataModule):
         bucket_by_length: Whether batches are made of samples of similar length; implied by `max_seconds`. Prediction keeps
             the dataset's order.
         length_cache: Where lengths of files are kept; None: in the user's cache folder.
-        batch_size: Samples of one rank in one step.
-        num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
-        num_threads: DALI's CPU threads, which decode; None: a quarter of this rank's cores, from 2 to 8.
-        shuffle: Whether training goes through a new permutation each epoch.
-        drop_last: Whether training drops the samples that do not fill a global batch.
         sampler: See `ImageDataModule`; not with length buckets.
         batch_sampler: See `ImageDataModule`; not with length buckets.
-        seed: Of every order and draw; None: that of `lightning.seed_everything`, else 0.
-        on_bad_sample: ``"raise"``, ``"replace"`` (by another sample of the batch) or ``"drop"`` (a shorter batch).
-        max_bad_samples: More than so many different ones on a rank end the run.
-        bad_samples_file: File to which each bad sample is added, as a line of JSON, when it is met; None: none. Ranks above
-            0 put ``.rank1`` and so on before its ending.
-        batch_transform: On the device, in training.
-        collate_fn: Instead of the default; it sees stand-ins in the places of audio and may list them.
-        release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
-        with_index: Whether the batch carries the dataset indices of its rows.
-        device: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
-        prefetch: Finished batches that wait on the device for the model; None: 2.
-        multiprocessing_context: Start method of the workers; None: the platform's.
-        persistent_workers: Whether workers live from one epoch to the next.
-        depth: Batches inside DALI at a time.
-        watchdog_seconds: After so long without a batch the log says what is waited for.
 
     Raises:
         ValueError: An option has a value that is not allowed, or a dataset is empty.
@@ -104,25 +81,7 @@ class SpeechDataModule(BaseDataModule):
         depth: int = 2,
         watchdog_seconds: float = 60.0,
     ) -> None:
-        options = Options(
-            batch_size=batch_size,
-            num_workers=num_workers,
-            num_threads=num_threads,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            seed=seed,
-            on_bad_sample=on_bad_sample,
-            max_bad_samples=max_bad_samples,
-            bad_samples_file=bad_samples_file,
-            release_memory=release_memory,
-            with_index=with_index,
-            device=device,
-            prefetch=prefetch,
-            multiprocessing_context=multiprocessing_context,
-            persistent_workers=persistent_workers,
-            depth=depth,
-            watchdog_seconds=watchdog_seconds,
-        )
+        shared = sort_arguments(locals(), own=("sample_rate", "max_seconds", "bucket_by_length", "length_cache"))
         _positive("sample_rate", sample_rate, int)
         _positive("max_seconds", max_seconds, (int, float))
         self._max_seconds, self._length_cache = max_seconds, length_cache
@@ -132,20 +91,7 @@ class SpeechDataModule(BaseDataModule):
                 "max_seconds and bucket_by_length decide which samples make a batch, so there can be no sampler or "
                 "batch_sampler beside them: drop the one or the other."
             )
-        super().__init__(
-            modality=AudioModality(sample_rate),
-            options=options,
-            train_dataset=train_dataset,
-            val_dataset=val_dataset,
-            test_dataset=test_dataset,
-            predict_dataset=predict_dataset,
-            train_transform=train_transform,
-            eval_transform=eval_transform,
-            collate_fn=collate_fn,
-            batch_transform=batch_transform,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-        )
+        super().__init__(modality=AudioModality(sample_rate), **shared)
 
     def _plan(self, name: str, dataset: Any, shard: Shard, seed: int) -> BatchPlan:
         train = name == "train"

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_dali import environment
+from lightning_dali.datamodules.arguments import sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.clips import PerClip, count_clips
 from lightning_dali.datamodules.datasets import Datasets
-from lightning_dali.datamodules.options import Options
 from lightning_dali.failures import check_choice
 from lightning_dali.graph.spec import Device
 from lightning_dali.loader import Loader
@@ -33,12 +33,11 @@ class VideoDataModule(BaseDataModule):
     for all its frames. torchvision's Kinetics, UCF101 and HMDB51 choose their clips themselves. Every other field is
     collated as PyTorch does and moved to the device.
 
+    Options that are not explained here are those of `ImageDataModule`, and mean the same.
+
     Args:
         train_dataset: A map-style dataset, or a zero-argument function that makes one (torchvision's video datasets read
             all files when they are made: made by a function, they do so here, without torchcodec).
-        val_dataset: The same, or a list or dict of them.
-        test_dataset: The same.
-        predict_dataset: The same.
         train_transform: Applied to the clip; a `v2` transform, for datasets that return paths or bytes.
         eval_transform: The same for validation, test and prediction.
         clip: Which frames make a clip in training.
@@ -51,29 +50,6 @@ class VideoDataModule(BaseDataModule):
         with_times: Whether a video field becomes ``{"video", "pts_seconds", "mask", "video_index", "clip_index"}``: times
             `(B, T)` in seconds, which frames are real, the dataset index of the video and the clip's number in it, `(B,)`.
         index_cache: File in which indices of videos are kept; None: in the user's cache folder.
-        batch_size: Samples of one rank in one step.
-        num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
-        num_threads: DALI's CPU threads; None: a quarter of this rank's cores, from 2 to 8.
-        shuffle: Whether training goes through a new permutation each epoch.
-        drop_last: Whether training drops the samples that do not fill a global batch.
-        sampler: See `ImageDataModule`.
-        batch_sampler: See `ImageDataModule`.
-        seed: Of every order and draw; None: that of `lightning.seed_everything`, else 0.
-        on_bad_sample: ``"raise"``, ``"replace"`` (by another sample of the batch) or ``"drop"`` (a shorter batch).
-        max_bad_samples: More than so many different ones on a rank end the run.
-        bad_samples_file: File to which each bad sample is added, as a line of JSON, when it is met; None: none. Ranks above
-            0 put ``.rank1`` and so on before its ending.
-        batch_transform: Such as `v2.MixUp`, on the device, in training.
-        collate_fn: Instead of the default; it sees stand-ins in the places of clips.
-        release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
-        ragged: ``"error"``: clips of one batch must have one size; ``"list"``: otherwise a list is delivered.
-        with_index: Whether the batch carries the dataset indices of its rows.
-        device: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.
-        prefetch: Finished batches that wait on the device for the model; None: 2.
-        multiprocessing_context: Start method of the workers; None: the platform's.
-        persistent_workers: Whether workers live from one epoch to the next.
-        depth: Batches in decoding at a time.
-        watchdog_seconds: After so long without a batch the log says what is waited for.
 
     Raises:
         ValueError: An option has a value that is not allowed, or a dataset is empty.
@@ -118,26 +94,7 @@ class VideoDataModule(BaseDataModule):
         depth: int = 3,
         watchdog_seconds: float = 60.0,
     ) -> None:
-        options = Options(
-            batch_size=batch_size,
-            num_workers=num_workers,
-            num_threads=num_threads,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            seed=seed,
-            on_bad_sample=on_bad_sample,
-            max_bad_samples=max_bad_samples,
-            bad_samples_file=bad_samples_file,
-            release_memory=release_memory,
-            ragged=ragged,
-            with_index=with_index,
-            device=device,
-            prefetch=prefetch,
-            multiprocessing_context=multiprocessing_context,
-            persistent_workers=persistent_workers,
-            depth=depth,
-            watchdog_seconds=watchdog_seconds,
-        )
+        shared = sort_arguments(locals(), own=("clip", "eval_clip", "decoder", "layout", "with_times", "index_cache"))
         clip = ClipSampler(16, stride=4) if clip is None else clip
         for name, value in (("clip", clip), ("eval_clip", eval_clip)):
             if value is not None and not isinstance(value, ClipSampler):
@@ -148,20 +105,7 @@ class VideoDataModule(BaseDataModule):
         self._clips = {"train": clip, "eval": eval_clip}
         self._decoder = decoder
         self._video = VideoModality(clip, layout=layout, with_times=bool(with_times), cache=IndexCache(index_cache))
-        super().__init__(
-            modality=self._video,
-            options=options,
-            train_dataset=train_dataset,
-            val_dataset=val_dataset,
-            test_dataset=test_dataset,
-            predict_dataset=predict_dataset,
-            train_transform=train_transform,
-            eval_transform=eval_transform,
-            collate_fn=collate_fn,
-            batch_transform=batch_transform,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-        )
+        super().__init__(modality=self._video, **shared)
 
     def _call(self, factory: Callable[[], Any]) -> Any:
         with self._video.scope():  # torchvision's datasets read every file when they are made
