@@ -48,7 +48,7 @@ class Videos(Dataset[tuple[str, int]]):
 class Decoded(Videos):
     """What a DataLoader's user writes: PyAV from the file's start, swscale's resizing."""
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:  # type: ignore[override]
+    def __getitem__(self, index: int) -> tuple[Any, int]:  # type: ignore[override]  # pixels instead of the path
         path, start = self.paths[index % len(self.paths)], (13 * index) % STARTS
         wanted, frames = set(range(start, start + FRAMES * STRIDE, STRIDE)), []
         with av.open(path) as container:

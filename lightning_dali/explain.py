@@ -182,7 +182,7 @@ def _outputs(loader: Loader) -> tuple[Output, ...]:
     request = next(loader.draw(samples=SAMPLES, draws=1))
     rows = len(request.indices)
     fetcher = _Given(request)
-    one = Pass(loader.server, InlineSource(fetcher, iter([request.task])), threaded=False)  # type: ignore[arg-type]
+    one = Pass(loader.server, InlineSource(fetcher, iter([request.task])), threaded=False)  # type: ignore[arg-type]  # `_Given` does what is asked of a Fetcher
     try:
         batch = next(one).batch
     finally:

@@ -45,9 +45,11 @@ class SpeechManifest(Dataset[tuple[Any, ...]]):
         min_seconds: float = 0.0,
         max_seconds: float | None = None,
     ) -> None:
-        named = isinstance(file, (str, os.PathLike))
-        entries = _read(Path(file)) if isinstance(file, (str, os.PathLike)) else [dict(entry) for entry in file]
-        base = Path(root) if root is not None else (Path(os.fspath(file)).parent if named else Path())  # type: ignore[arg-type]
+        if isinstance(file, (str, os.PathLike)):
+            name, base, entries = str(file), Path(file).parent, _read(Path(file))
+        else:
+            name, base, entries = "the manifest", Path(), [dict(entry) for entry in file]
+        base = base if root is None else Path(root)
         self.transform, self.fields = transform, tuple(fields)
         self.entries: list[dict[str, Any]] = []
         """The lines that are kept."""
@@ -56,7 +58,7 @@ class SpeechManifest(Dataset[tuple[Any, ...]]):
         for number, entry in enumerate(entries, 1):
             key = next((key for key in _PATH_KEYS if key in entry), None)
             if key is None:
-                raise ValueError(f"entry {number} of {file if named else 'the manifest'} names no file: {entry}")
+                raise ValueError(f"entry {number} of {name} names no file: {entry}")
             seconds = entry.get("duration")
             if seconds is not None and not min_seconds <= seconds <= (max_seconds or float("inf")):
                 continue

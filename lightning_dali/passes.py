@@ -185,4 +185,4 @@ atexit.register(close_all)
 with contextlib.suppress(Exception):
     # DALI is imported after this module, so that its exit handler runs before ours: it shuts pipelines down under a running
     # pass (and its assertion fails, DALI 2.4). What `concurrent.futures` uses runs before them all.
-    threading._register_atexit(close_all)  # type: ignore[attr-defined]
+    threading._register_atexit(close_all)  # type: ignore[attr-defined]  # private: not in the stubs

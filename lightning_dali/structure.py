@@ -51,7 +51,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any, *, leaf: Callable[[An
 
 def _rebuild_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     try:
-        return type(original)(items)  # type: ignore[call-arg]
+        return type(original)(items)  # type: ignore[call-arg]  # most mappings' constructors take a dict
     except TypeError:  # a mapping type with another constructor, such as defaultdict
         return items
 

@@ -231,6 +231,6 @@ def _set_worker_info(number: int, num_workers: int, make: Any) -> None:
     import torch.utils.data._utils.worker as torch_worker
 
     dataset: Any = getattr(make, "dataset", None)
-    torch_worker._worker_info = torch_worker.WorkerInfo(  # type: ignore[attr-defined]
+    torch_worker._worker_info = torch_worker.WorkerInfo(
         id=number, num_workers=num_workers, seed=number, dataset=dataset
     )

@@ -29,7 +29,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]  # what the user chose to preload
+from multiprocessing.forkserver import _forkserver  # what the user chose to preload
 from typing import Any
 
 from lightning_dali.sampling import BatchTask
@@ -180,7 +180,7 @@ class WorkerPool:
         mine, theirs = self._context.Pipe(duplex=True)
         method = self._context.get_start_method()
         others = [socket for socket in (*_rank_sockets, mine) if not socket.closed] if method == "fork" else []
-        process = self._context.Process(  # type: ignore[attr-defined]
+        process = self._context.Process(  # type: ignore[attr-defined]  # every context has it, not their base
             target=work,
             args=(theirs, others, os.getpid(), number, self.num_workers, self._make),
             name=f"lightning_dali_worker_{number}",

@@ -181,7 +181,7 @@ def _plain(loader: Loader, seconds: float, device: torch.device) -> Rate:
         # What samples of different sizes need: a list, which costs less than stacking, so it does not flatter us.
         collate = fetcher.collate_fn or (None if _stacks(dataset) else list)
         other: DataLoader[Any] = DataLoader(
-            dataset,  # type: ignore[arg-type]
+            dataset,  # type: ignore[arg-type]  # anything with a length and items will do
             batch_size=loader.batch_size,
             shuffle=True,
             drop_last=True,

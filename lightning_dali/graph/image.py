@@ -192,7 +192,7 @@ class ImageExecutor:
 
     def close(self) -> None:
         """Frees the pipeline."""
-        self._pipeline = None  # type: ignore[assignment]
+        self._pipeline = None
 
 
 def channels_first(pixels: torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,7 @@ class SpeechExecutor:
         """Rows that agree in channels, computed."""
         plan = plans[part[0]]
         if plan.result is not None:
-            whole = Padded.stack([plans[row].result for row in part])  # type: ignore[misc]
+            whole = Padded.stack([plans[row].result for row in part])  # type: ignore[misc]  # as the first row, all have one
             return Rows.of(Padded(self._to_device(whole.data), whole.lengths))
         numbers = [place[row] for row in part]
         if isinstance(waves, list):

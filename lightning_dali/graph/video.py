@@ -172,7 +172,7 @@ class VideoExecutor:
         self._waiting.clear()
         wait(waiting, timeout=CLOSE_SECONDS)
         self._decoders = None
-        self._pipeline = None  # type: ignore[assignment]
+        self._pipeline = None
 
 
 def _ready(clip: DecodedClip) -> torch.Tensor:

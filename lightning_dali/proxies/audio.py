@@ -54,7 +54,7 @@ _SIZES: set[Any] = {
     torch.Tensor.numel,
     torch.Tensor.nelement,
     torch.numel,
-    torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.shape.__get__,  # type: ignore[attr-defined]  # on the class it is a getter
 }
 """Those that cannot be answered while the length is unknown (after `TrimSilence`)."""
 
@@ -216,11 +216,11 @@ class ProxyAudio(torch.Tensor):
         args = [samples(value) for value in args]
         return func(*args, **{key: samples(value) for key, value in kwargs.items()})
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch passes its own options
         steps = ", ".join(call.name for call in self.calls)
         return f"ProxyAudio({self.source!r}, shape={self.state.shape}, calls=[{steps}])"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ProxyAudio:  # type: ignore[override]
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProxyAudio:
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -93,7 +93,7 @@ def _way(kind: type, transformed_types: tuple[Any, ...]) -> str:
     """ "plain" or "random": torchvision's own `forward`, and it would transform a proxy; else "call"."""
     forward = getattr(kind, "forward", None)
     own_call = kind.__call__ is not torch.nn.Module.__call__
-    if own_call or kind._needs_transform_list is not v2.Transform._needs_transform_list:  # type: ignore[attr-defined]
+    if own_call or kind._needs_transform_list is not v2.Transform._needs_transform_list:  # type: ignore[attr-defined]  # `kind` is a v2.Transform
         return "call"
     sample = _sample()
     if not check_type(sample, transformed_types):

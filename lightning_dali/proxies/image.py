@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,10 @@ METADATA_FUNCTIONS: set[Any] = {
     torch.Tensor.__len__,
     torch.is_tensor,
     torch.is_floating_point,
-    torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.layout.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_sparse.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_quantized.__get__,  # type: ignore[attr-defined]
+    *(
+        getattr(torch.Tensor, name).__get__
+        for name in ("requires_grad", "is_cuda", "layout", "is_sparse", "is_quantized")
+    ),
 }
 # What leaves the pixels as they are.
 IDENTITY_FUNCTIONS: set[Any] = {
@@ -132,7 +132,7 @@ class ProxyImage(PILFace, tv_tensors.Image):
         """A new proxy with more calls recorded, none of which changes the shape."""
         return type(self).make(self.source, calls=(*self.calls, *calls), shape=self.shape, dtype=dtype, mode=self.mode)
 
-    def as_subclass(self, cls: type) -> Any:  # type: ignore[override]
+    def as_subclass(self, cls: type) -> Any:
         """The proxy itself: torch's own does not pass through `__torch_function__` and would hand out the stand-in."""
         if cls in (torch.Tensor, tv_tensors.Image, tv_tensors.TVTensor, type(self)):
             return self
@@ -241,7 +241,7 @@ class ProxyImage(PILFace, tv_tensors.Image):
             self.source, calls=(*calls, scaled), shape=self.shape, dtype=torch.float32, mode=self.mode
         )
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **_: Any) -> str:
         steps = ", ".join(call.name for call in self.calls)
         return f"ProxyImage({self.source!r}, shape={tuple(self.shape)}, dtype={self.dtype}, calls=[{steps}])"
 
@@ -315,10 +315,10 @@ def changes_in_place(func: Any) -> bool:
 
 def who_needs_pixels(func: Any = None) -> str:
     """Names what asked for pixels: the nearest transform on the call stack, else the torch function."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, torch.nn.Module) and not isinstance(owner, torch.Tensor):
             return type(owner).__name__
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return getattr(func, "__name__", None) or "numpy"

@@ -98,7 +98,7 @@ class ProxyVideo(tv_tensors.Video):
             video: tv_tensors.Video = replay(tv_tensors.Video(pixels), self.calls)
         return video
 
-    def as_subclass(self, cls: type) -> Any:  # type: ignore[override]
+    def as_subclass(self, cls: type) -> Any:
         """The proxy itself: torch's own does not pass through `__torch_function__` and would hand out the stand-in."""
         if cls in (torch.Tensor, tv_tensors.Video, tv_tensors.TVTensor, type(self)):
             return self
@@ -161,7 +161,7 @@ class ProxyVideo(tv_tensors.Video):
         scaled = Call("to_dtype", {**UNSCALED, "scale": True})
         return type(self).make(self.source, calls=(*calls, scaled), shape=self.shape, dtype=torch.float32)
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **_: Any) -> str:
         steps = ", ".join(call.name for call in self.calls)
         return f"ProxyVideo({self.source!r}, shape={tuple(self.shape)}, dtype={self.dtype}, calls=[{steps}])"
 

@@ -127,7 +127,7 @@ class DurationPlan(BatchPlan):
         return [0, *np.cumsum(sizes).tolist()]
 
     @functools.cached_property
-    def _cut(self) -> Cut:  # type: ignore[override]
+    def _cut(self) -> Cut:
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}: it must be 1 or more (it counts one rank's samples).")
         return Cut(len(self._bounds) - 1, 1, self.shard, self.drop_last, unit=self.position_unit)

@@ -119,7 +119,7 @@ def _name(sampler: object) -> str:
 
 def _length(sampler: Iterable[object]) -> int:
     try:
-        return len(sampler)  # type: ignore[arg-type]
+        return len(sampler)  # type: ignore[arg-type]  # whether it has one is the question
     except (TypeError, NotImplementedError):
         raise TypeError(
             f"{_name(sampler)} has no length: all ranks must know before an epoch how many steps it has. Give it a "

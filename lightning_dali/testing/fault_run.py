@@ -124,7 +124,7 @@ class Inject(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """After the datamodule's own."""
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it, undeclared
         for name in ("train", "val"):
             for loader in datamodule._loaders.get(name, []):
                 _LOADERS.append(loader)
