@@ -114,8 +114,6 @@ class _Collater:
             values = [of_result(value) if type(value) is torch.Tensor else value for value in values]
         self._same(values, path, "kind", lambda value: type(value).__name__ if self.is_proxy(value) else _kind(value))
         self._same(values, path, "dtype", lambda value: str(value.dtype))
-        if isinstance(values[0], ProxyImage):
-            return ProxyStack(values)
         stack = getattr(type(values[0]), "stack", None)
         return values if stack is None else stack(values)
 

@@ -15,7 +15,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from lightning_dali.proxies.audio_calls import AudioCall, AudioState
 from lightning_dali.proxies.audio_source import AudioSource
-from lightning_dali.proxies.image import stand_in, who_needs_pixels
+from lightning_dali.proxies.stand_in import stand_in, who_needs_pixels
 
 _PROPERTIES = (
     "shape",

@@ -52,7 +52,7 @@ def _run(transforms: Any, at: int, image: ProxyImage) -> tuple[Any, int]:
     key = (*((id(one), _settings(one)) for one in run), image.dtype, image.meets_pil, image.mode, len(image.calls) == 0)
     known = _runs.get(key)
     if known is not None and not any(one._forward_hooks or one._forward_pre_hooks for one in run):
-        return image.extend(known[1], dtype=known[2]), stop
+        return image.with_calls((*image.calls, *known[1]), dtype=known[2]), stop
     out: Any = image
     for transform in run:
         out = _apply(transform, out)
