@@ -28,7 +28,7 @@ from torchvision.transforms.v2 import functional as F2
 from lightning_dali.media import ImageError
 from lightning_dali.proxies.compose import compose
 from lightning_dali.proxies.image import ProxyImage
-from lightning_dali.proxies.scope import captured_kind, capturing
+from lightning_dali.proxies.scope import captured_kinds, capturing
 from lightning_dali.proxies.source import ImageSource
 
 _Patch = tuple[Any, str, Any]
@@ -191,7 +191,7 @@ def _only_while_capturing(
 
     @functools.wraps(original)
     def captured(*args: Any, **kwargs: Any) -> Any:
-        if captured_kind() == kind:
+        if kind in captured_kinds():
             return replacement(original, *args, **kwargs)
         return original(*args, **kwargs)
 

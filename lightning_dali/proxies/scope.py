@@ -1,4 +1,4 @@
-"""Which kind of media this thread captures at the moment.
+"""Which kinds of media this thread captures at the moment.
 
 Runs in the worker (and, with `num_workers=0`, in the rank's own process, where other threads must not notice).
 """
@@ -10,25 +10,31 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 _active = threading.local()
+_NOTHING: frozenset[str] = frozenset()
 
 
-def captured_kind() -> str:
-    """ "image", "audio", or nothing."""
-    kind: str = getattr(_active, "kind", "")
-    return kind
+def captured_kinds() -> frozenset[str]:
+    """Of "image", "video", "audio" those that are captured."""
+    kinds: frozenset[str] = getattr(_active, "kinds", _NOTHING)
+    return kinds
 
 
 @contextmanager
-def capturing(kind: str) -> Iterator[None]:
-    """Sets the kind for this thread and puts the former one back."""
-    before = captured_kind()
-    _active.kind = kind
+def _only(kinds: frozenset[str]) -> Iterator[None]:
+    """Sets the kinds for this thread and puts the former ones back."""
+    before = captured_kinds()
+    _active.kinds = kinds
     try:
         yield
     finally:
-        _active.kind = before
+        _active.kinds = before
+
+
+def capturing(kind: str) -> AbstractContextManager[None]:
+    """Adds a kind to those that this thread captures."""
+    return _only(captured_kinds() | {kind})
 
 
 def no_capture() -> AbstractContextManager[None]:
-    """Suspends the capture in this thread: what is decoded inside comes as pixels."""
-    return capturing("")
+    """Suspends all capture in this thread: what is decoded inside comes as pixels and samples."""
+    return _only(_NOTHING)
