@@ -149,10 +149,16 @@ def test_waveform_steps(module, atol, channels, device):
 @pytest.mark.parametrize("module", POWER, ids=ident)
 def test_spectrograms(module, channels, device):
     alone, batch = both(module, make_rows(channels), device)
-    logs = [(row + 1e-6).log() for row in alone]
-    assert worst(logs, Padded((batch.data + 1e-6).log(), batch.lengths)) < 1e-3
     if device == "cpu":
+        floor = 1e-6
         assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(alone, batch.unpad(), strict=True))
+    else:
+        # Another FFT rounds another way. Below -60 dB of the strongest bin float32 has no digits left to compare: there
+        # torchaudio itself is up to 0.019 from its own result in float64.
+        power = getattr(module, "power", 2.0)
+        floor = max(float(row.abs().max()) for row in alone) * 10 ** (-3 * power)
+    logs = [(row + floor).log() for row in alone]
+    assert worst(logs, Padded((batch.data + floor).log(), batch.lengths)) < 1e-3
 
 
 FEATURES: list[tuple[nn.Module, float]] = [

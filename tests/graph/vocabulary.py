@@ -4,6 +4,7 @@ torchvision's own on the same draws. The table test and `docs/make_vocabulary_ta
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from lightning_dali.loader import Loader
 from lightning_dali.modalities import ImageModality
 from lightning_dali.sampling import EvalPlan, Shard
 from lightning_dali.seeding import sample_seed, seeded
+from lightning_dali.server import Server
 from lightning_dali.structure import leaves
 
 SEED = 3
@@ -228,10 +230,18 @@ class Measured:
     """What the worker says it needed pixels for."""
 
 
+@functools.cache
+def gpu_server(device: int) -> Server:
+    """One for all transforms: to build a GPU's decoder takes 2 s, and few graphs serve them all."""
+    return Server(Device(device, num_threads=2), max_batch_size=16)
+
+
 def delivered(dataset: Any, size: int, *, device: int | None = None) -> tuple[Any, Any]:
     """One batch of a whole dataset, through the real engine: the batch, and the request that a worker makes for it."""
     fetcher = Fetcher(dataset=dataset, modality=ImageModality(), seed=SEED, ragged="list")
     loader = Loader(fetcher, EvalPlan(size, size, shard=Shard(0, 1)), Device(device, num_threads=2), num_workers=0)
+    if device is not None:
+        loader.server = gpu_server(device)
     try:
         request = loader.fetcher(next(iter(loader.plan.batches(0, start=0))))
         one = iter(loader)
@@ -240,7 +250,7 @@ def delivered(dataset: Any, size: int, *, device: int | None = None) -> tuple[An
         finally:
             one.close()
     finally:
-        loader.close()
+        loader.stop() if device is not None else loader.close()
 
 
 def expected(dataset: Any, index: int) -> Any:
