@@ -16,6 +16,7 @@ from lightning_dali.media.video_cut import CutClip, cut
 from lightning_dali.media.video_decode import decode_frames
 from lightning_dali.media.video_index import VideoError, VideoIndex
 from lightning_dali.media.video_scan import build_index
+from lightning_dali.media.video_sound import clip_span, decode_sound
 
 __all__ = [
     "MAX_PIXELS",
@@ -39,6 +40,7 @@ __all__ = [
     "check_finite",
     "check_samples",
     "check_size",
+    "clip_span",
     "cut",
     "cut_packets",
     "cut_wav",
@@ -46,6 +48,7 @@ __all__ = [
     "decode_frames",
     "decode_image",
     "decode_packets",
+    "decode_sound",
     "downmix",
     "encode_pnm",
     "encode_wav",
