@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ class Modality(Protocol):
     """What a kind of media adds to the engine: how its proxies become lanes. A value, sent to the workers."""
 
     # `captures = False`: what the dataset decodes itself comes as it is; otherwise as proxies, inside `scope()` if there
-    # is such a method, else inside `capture()`.
+    # is such a method, else inside `capture()`. `less()`: the same with fewer kinds captured, to be tried before none is.
 
     def is_proxy(self, value: Any) -> bool:
         """Whether a leaf of a sample is one of this modality's proxies."""
@@ -111,7 +111,7 @@ class Fetcher:
             return self._get(epoch, index)
 
     def _get(self, epoch: int, index: int) -> Any:
-        captures = not self._eager and getattr(self.modality, "captures", True)
+        captures = "dataset" not in self._eager and getattr(self.modality, "captures", True)
         scope = getattr(self.modality, "scope", capture)() if captures else nullcontext()
         try:
             with scope:
@@ -122,16 +122,22 @@ class Fetcher:
             if not captures:
                 raise
             # Perhaps the dataset insists on a real PIL image: the same draw again, with pixels.
-            sample = self._get_eagerly(epoch, index, error)
-            self._eager["dataset"] = f"{type(error).__name__}: {error}"
-            return sample
+            return self._get_eagerly(epoch, index, error)
 
     def _get_eagerly(self, epoch: int, index: int, error: Exception) -> Any:
+        reason = f"{type(error).__name__}: {error}"
+        for kind, fewer in getattr(self.modality, "less", tuple)():
+            with suppress(Exception), seeded(sample_seed(self.seed, epoch, index), restore=False), fewer.scope():
+                sample = self._wrap(self.dataset[index])
+                self.modality, self._eager[kind] = fewer, reason
+                return sample
         try:
             with seeded(sample_seed(self.seed, epoch, index), restore=False), no_capture():
-                return self._wrap(self.dataset[index])
+                sample = self._wrap(self.dataset[index])
         except Exception:
             raise error from None
+        self._eager["dataset"] = reason
+        return sample
 
     def _wrap(self, sample: Any) -> Any:
         if sample is None:

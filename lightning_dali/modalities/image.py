@@ -26,6 +26,7 @@ from lightning_dali.proxies import Call, ImageSource, ProxyImage, ProxyStack
 from lightning_dali.structure import leaves, map_leaves
 from lightning_dali.wire import Blobs, Lane
 
+Transform = Callable[[Any], Any] | None
 SUFFIXES = frozenset(PIL.Image.registered_extensions()) | {".jpg", ".jpeg"}
 """File names that count as images when a dataset returns paths."""
 
@@ -42,11 +43,11 @@ class ImageModality:
         """Whether a leaf is several of them, stacked by a collate function."""
         return isinstance(value, ProxyStack)
 
-    def wrap(self, sample: Any, transform: Callable[[Any], Any] | None) -> Any:
+    def wrap(self, sample: Any, transform: Transform, *, mine: Callable[[Any], bool] = lambda leaf: True) -> Any:
         """Applies the field transform to the first leaf that is an image: a proxy, path, bytes, array or PIL image.
 
-        Images that the sample holds as pixels (a transform needed them, or the dataset made them) become proxies too, so that
-        all images of a field are handled alike.
+        Only leaves that are `mine` come into question. Images that the sample holds as pixels (a transform needed them, or the
+        dataset made them) become proxies too, so that all images of a field are handled alike.
         """
         if transform is None:
             return map_leaves(self._settled, sample)
@@ -54,7 +55,7 @@ class ImageModality:
 
         def visit(leaf: Any) -> Any:
             nonlocal done
-            proxy = None if done else self.as_proxy(leaf)
+            proxy = None if done or not mine(leaf) else self.as_proxy(leaf)
             if proxy is None:
                 return leaf
             done = True
