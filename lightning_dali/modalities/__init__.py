@@ -9,9 +9,10 @@ from lightning_dali.modalities.image import ImageModality
 
 if TYPE_CHECKING:
     from lightning_dali.modalities.audio import AudioModality
+    from lightning_dali.modalities.several import KindTransforms, SeveralModality
     from lightning_dali.modalities.video import VideoModality
 
-__all__ = ["AudioModality", "CustomModality", "ImageModality", "VideoModality"]
+__all__ = ["AudioModality", "CustomModality", "ImageModality", "KindTransforms", "SeveralModality", "VideoModality"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from lightning_dali.modalities.video import VideoModality
 
         return VideoModality
+    if name in ("KindTransforms", "SeveralModality"):
+        from lightning_dali.modalities import several
+
+        return getattr(several, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,13 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torchvision import tv_tensors
 
 from lightning_dali.graph.speech import RowPlan, SpeechSpec
+from lightning_dali.media import MediaError, clip_span, decode_sound
 from lightning_dali.proxies.audio import AudioStack, ProxyAudio
 from lightning_dali.proxies.audio_calls import AudioCall
 from lightning_dali.proxies.audio_capture import at_rate, capture_audio
 from lightning_dali.proxies.audio_source import AudioSource
-from lightning_dali.structure import leaves, map_leaves
+from lightning_dali.proxies.video_source import VideoSource
+from lightning_dali.structure import Path, leaves, map_leaves
 from lightning_dali.wire import Blobs, Lane
 
 SUFFIXES = frozenset(
@@ -74,10 +77,18 @@ class AudioModality:
         """Whether a leaf is several of them, collated."""
         return isinstance(value, AudioStack)
 
-    def wrap(self, sample: Any, transform: Callable[[Any], Any] | None) -> Any:
-        """Finds the audio field: what was captured, else the first leaf that is audio in some form; transforms it."""
+    def wrap(
+        self, sample: Any, transform: Callable[[Any], Any] | None, *, mine: Callable[[Any], bool] = lambda leaf: True
+    ) -> Any:
+        """Finds the audio field: what was captured, else the first leaf that is audio in some form; transforms it.
+
+        Args:
+            sample: From the dataset.
+            transform: Applied to the audio field.
+            mine: Which leaves come into question.
+        """
         if not any(isinstance(leaf, ProxyAudio) for _, leaf in leaves(sample)):
-            sample = self._find(sample)
+            sample = self._find(sample, mine)
         elif self.sample_rate is not None:
             sample = _with_rate(sample, self.sample_rate)
         if transform is None:
@@ -93,7 +104,23 @@ class AudioModality:
 
         return map_leaves(visit, sample)
 
-    def _find(self, sample: Any) -> Any:
+    def of_clip(self, source: VideoSource) -> ProxyAudio:
+        """What is heard while a clip is seen.
+
+        Raises:
+            MediaError: It has no sound, or none that decodes; with the path.
+            TypeError: The clip came as frames.
+        """
+        if source.video is None or source.index is None:
+            raise TypeError("a video that comes as frames has no sound: let the dataset return the file's path or bytes.")
+        try:
+            wave, rate = decode_sound(source.video, source.index, *clip_span(source.index, source.clip))
+        except MediaError as error:
+            error.path = source.path
+            raise
+        return self._at_rate(ProxyAudio.make(AudioSource.from_wave(torch.from_numpy(wave), rate, path=source.path)))
+
+    def _find(self, sample: Any, mine: Callable[[Any], bool]) -> Any:
         """The sample with a proxy in the place of its audio.
 
         Raises:
@@ -104,7 +131,7 @@ class AudioModality:
 
         def visit(leaf: Any) -> Any:
             nonlocal done
-            if done or (decoded is not None and leaf is not decoded):
+            if done or (decoded is not None and leaf is not decoded) or not mine(leaf):
                 return leaf
             proxy = self._as_proxy(leaf, rate)
             if proxy is None:
@@ -220,10 +247,15 @@ def decoded_array(sample: Any) -> Any:
 
 def stated_rate(sample: Any) -> int:
     """The rate that a sample states beside its waveform: under its name in a dict, or as torchaudio's second item."""
+    first: dict[Path, Any] = {}
     for path, leaf in leaves(sample):
+        if path and path[-1] == 0:
+            first[path[:-1]] = leaf
         number = isinstance(leaf, (int, np.integer)) and not isinstance(leaf, bool)
-        if number and path and leaf >= _LOWEST_RATE and (path[-1] in _RATES or path[-1] == 1):
-            return int(leaf)
+        if number and path and leaf >= _LOWEST_RATE:
+            second = path[-1] == 1 and not isinstance(first.get(path[:-1]), (tv_tensors.TVTensor, str, bytes))
+            if path[-1] in _RATES or second:
+                return int(leaf)
     return 0
 
 

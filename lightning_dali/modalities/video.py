@@ -7,10 +7,10 @@ PyAV here) is divided so that neither waits for the other.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torchvision import tv_tensors
@@ -26,6 +26,9 @@ from lightning_dali.proxies.video_capture import capture_video
 from lightning_dali.proxies.video_source import VideoSource
 from lightning_dali.structure import leaves, map_leaves
 from lightning_dali.wire import Lane
+
+if TYPE_CHECKING:
+    from lightning_dali.modalities.audio import AudioModality
 
 SUFFIXES = frozenset(
     [
@@ -90,10 +93,12 @@ class VideoModality:
     """Whether each video field becomes a dict of the video, its times, its mask and its numbers."""
     cache: IndexCache = field(default_factory=IndexCache)
     """Where indices of files are kept."""
+    sound: AudioModality | None = None
+    """What makes the sound of each clip; None: it is not wanted."""
 
     def scope(self) -> AbstractContextManager[None]:
         """What captures decoding."""
-        return capture_video(self.cache)
+        return capture_video(self.cache, sound=None if self.sound is None else self.sound.of_clip)
 
     def is_proxy(self, value: Any) -> bool:
         """Whether a leaf stands in for a clip."""
@@ -103,8 +108,16 @@ class VideoModality:
         """Whether a leaf is several of them, stacked by a collate function."""
         return isinstance(value, VideoStack)
 
-    def wrap(self, sample: Any, transform: Callable[[Any], Any] | None) -> Any:
-        """Turns every video of a sample (a path, encoded bytes, frames) into a proxy; the first one is transformed."""
+    def wrap(
+        self, sample: Any, transform: Callable[[Any], Any] | None, *, mine: Callable[[Any], bool] = lambda leaf: True
+    ) -> Any:
+        """Turns every video of a sample (a path, encoded bytes, frames) into a proxy; the first one is transformed.
+
+        Args:
+            sample: From the dataset.
+            transform: Applied to the first clip.
+            mine: Which leaves come into question.
+        """
         numbers = {}
         clip = 0
         if isinstance(sample, NumberedClip):
@@ -114,16 +127,14 @@ class VideoModality:
 
         def visit(leaf: Any) -> Any:
             nonlocal found
-            proxy = self.as_proxy(leaf, clip=clip)
+            proxy = None if not mine(leaf) else self.as_proxy(leaf, clip=clip)
             if proxy is None:
                 return leaf
             found += 1
             out = _as_result(transform(proxy)) if transform is not None and found == 1 else proxy
-            if not self.with_times:
-                return out
-            times = out if isinstance(out, ProxyVideo) and out.source.result is None else proxy
-            chosen = times.source.clip
-            return {"video": out, "pts_seconds": chosen.pts_seconds, "mask": chosen.mask, **numbers}
+            seen = out if isinstance(out, ProxyVideo) and out.source.result is None else proxy
+            beside = self._beside(seen.source, numbers)
+            return {"video": out, **beside} if beside else out
 
         wrapped = map_leaves(visit, sample)
         if not found and (transform is not None or numbers):
@@ -133,6 +144,15 @@ class VideoModality:
                 f"file as bytes, or frames as tv_tensors.Video, got {kinds}."
             )
         return wrapped
+
+    def _beside(self, source: VideoSource, numbers: Mapping[str, int]) -> dict[str, Any]:
+        """What stands beside a clip in the dict that its field becomes; nothing where the field is the clip alone."""
+        beside: dict[str, Any] = {}
+        if self.sound is not None and not source.heard:
+            beside["audio"] = self.sound.of_clip(source)
+        if self.with_times:
+            beside |= {"pts_seconds": source.clip.pts_seconds, "mask": source.clip.mask, **numbers}
+        return beside
 
     def as_proxy(self, leaf: Any, *, clip: int = 0) -> ProxyVideo | None:
         """A proxy for a leaf that is a video in some form, else None.

@@ -33,19 +33,20 @@ _options = threading.local()
 
 
 @contextmanager
-def capture_video(cache: IndexCache) -> Iterator[None]:
+def capture_video(cache: IndexCache, *, sound: Callable[[VideoSource], Any] | None = None) -> Iterator[None]:
     """While it is open, clips that this thread reads through torchvision's `VideoClips` come as proxies.
 
     Args:
         cache: Where indices of videos are kept.
+        sound: Makes the sound of a clip; None: there is none.
     """
-    before = getattr(_options, "cache", None)
-    _options.cache = cache
+    before = getattr(_options, "cache", None), getattr(_options, "sound", None)
+    _options.cache, _options.sound = cache, sound
     try:
         with capture("video"):
             yield
     finally:
-        _options.cache = before
+        _options.cache, _options.sound = before
 
 
 def _cache() -> IndexCache:
@@ -56,7 +57,7 @@ def _cache() -> IndexCache:
 def _get_clip(
     original: Callable[..., Any], clips: VideoClips, idx: int
 ) -> tuple[Any, torch.Tensor, dict[str, Any], int]:
-    """torchvision's own `get_clip`, without sound: the same frames, by the same arithmetic."""
+    """torchvision's own `get_clip`: the same frames, by the same arithmetic; sound where it is asked for."""
     if idx >= clips.num_clips():
         raise IndexError(f"Index {idx} out of range ({clips.num_clips()} number of clips)")
     video_idx, clip_idx = clips.get_clip_location(idx)
@@ -76,10 +77,13 @@ def _get_clip(
     if frames[-1] >= index.num_frames:
         raise VideoError(f"the clip ends with frame {frames[-1]}, but the video has {index.num_frames} frames", path)
     clip = Clip(frames, index.seconds[frames], np.ones(len(frames), bool), int(clip_idx))
-    video: Any = ProxyVideo.make(VideoSource(path, index, clip))
+    sound = _options.sound
+    source = VideoSource(path, index, clip, heard=sound is not None)
+    audio = torch.empty((1, 0), dtype=torch.float32) if sound is None else sound(source)
+    video: Any = ProxyVideo.make(source)
     if clips.output_format == "THWC":
         video = torch.from_numpy(video.source.frames().copy())
-    return video, torch.empty((1, 0), dtype=torch.float32), {"video_fps": fps}, video_idx
+    return video, audio, {"video_fps": fps}, video_idx
 
 
 def _compute_frame_pts(original: Callable[..., Any], clips: VideoClips) -> None:

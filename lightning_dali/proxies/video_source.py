@@ -32,6 +32,8 @@ class VideoSource:
     """Why pixels were needed in the worker, if they were."""
     result: torch.Tensor | None = None
     """A finished tensor, to which nothing is done any more."""
+    heard: bool = False
+    """Whether its sound has a place in the sample already."""
     _cuts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
