@@ -17,6 +17,7 @@ from torchvision.transforms.v2._utils import check_type
 
 from lightning_dali.proxies.calls import Call
 from lightning_dali.proxies.image import ProxyImage
+from lightning_dali.proxies.shortcuts import SHORTCUTS, happens, shortcut
 
 _RandomApply: Any = v2.RandomHorizontalFlip.__mro__[1]
 """torchvision's private base of transforms that are applied with probability p."""
@@ -29,10 +30,12 @@ def compose(original: Callable[..., Any], self: v2.Compose, *inputs: Any) -> Any
     image: Any = inputs[0]
     transforms, at = self.transforms, 0
     while at < len(transforms):
-        if type(image) is ProxyImage and type(transforms[at]) in _CONSTANT:
+        kind = type(transforms[at]) if type(image) is ProxyImage else None
+        if kind in _CONSTANT:
             image, at = _run(transforms, at, image)
-        else:
-            image, at = _apply(transforms[at], image), at + 1
+            continue
+        short = shortcut(transforms[at]) if kind in SHORTCUTS else None
+        image, at = (short or _apply)(transforms[at], image), at + 1
     return image
 
 
@@ -83,7 +86,7 @@ def _apply(transform: Any, image: Any) -> Any:
         return transform(image)
     if way != "plain" or type(transform).check_inputs is not v2.Transform.check_inputs:
         transform.check_inputs([image])
-    if way == "random" and torch.rand(1) >= transform.p:
+    if way == "random" and not happens(transform.p):
         return image
     return transform.transform(image, transform.make_params([image]))
 

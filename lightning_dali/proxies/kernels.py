@@ -56,14 +56,14 @@ _PLAIN = frozenset({int, float, bool, str, type(None), F.InterpolationMode})
 _FEW = 16
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Arguments as plain numbers, so that they pickle small and compare."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, torch.Tensor) and value.ndim < 2 and value.numel() <= _FEW:
         return value.tolist()  # a mean and a std may be given as tensors
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -81,7 +81,7 @@ def _filter_name(interpolation: Any) -> str:
     return _NUMBERS.get(interpolation, str(interpolation))
 
 
-def _runs_on_device(name: str, kwargs: Kwargs) -> bool:
+def runs_on_device(name: str, kwargs: Kwargs) -> bool:
     """Whether the device has the filter: Pillow's other ones (Lanczos, box, Hamming, bicubic warps) are Pillow's alone."""
     if "interpolation" not in kwargs or not (name in _WARPS or name in _RESIZES):
         return True
@@ -94,9 +94,9 @@ def _recorder(name: str) -> Callable[..., Any]:
     size_of, channels_of = _SIZES.get(name), _CHANNELS.get(name)
 
     def kernel(inpt: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = {key: _plain(value) for key, value in bind(functional, args, kwargs).items()}
+        bound = {key: plain(value) for key, value in bind(functional, args, kwargs).items()}
         bound.pop("inplace", None)
-        if not _runs_on_device(name, bound):
+        if not runs_on_device(name, bound):
             return functional(inpt.materialise(), *args, **kwargs)
         shape: Sequence[int] = inpt.shape
         *lead, channels, height, width = shape
@@ -121,7 +121,7 @@ def _normalize(inpt: Any, mean: Any, std: Any, inplace: bool = False) -> Any:
         inpt = F.to_dtype(inpt.record("to_image", {}), torch.float32, scale=True)
     if not inpt.dtype.is_floating_point:
         raise TypeError(f"Input tensor should be a float tensor. Got {inpt.dtype}.")
-    return inpt.record("normalize", {"mean": _plain(mean), "std": _plain(std)})
+    return inpt.record("normalize", {"mean": plain(mean), "std": plain(std)})
 
 
 def _gaussian_noise(inpt: Any, mean: float = 0.0, sigma: float = 0.1, clip: bool = True) -> Any:

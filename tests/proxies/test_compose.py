@@ -10,6 +10,7 @@ import torch
 from torchvision.transforms import v2
 
 import lightning_dali.proxies.compose as compose
+import lightning_dali.proxies.shortcuts as shortcuts
 from lightning_dali.proxies import ImageSource, ProxyImage, capture
 
 PIPELINES = {
@@ -51,6 +52,7 @@ def test_same_draws_and_same_calls(name: str, monkeypatch: pytest.MonkeyPatch) -
     with capture():
         short = [_recorded(PIPELINES[name], seed) for seed in range(30)]
         monkeypatch.setattr(compose, "_way", lambda *_: "call")
+        monkeypatch.setattr(compose, "SHORTCUTS", {})
         assert [_recorded(PIPELINES[name], seed) for seed in range(30)] == short
 
 
@@ -69,3 +71,37 @@ def test_checks_are_not_skipped() -> None:
 
     with capture(), pytest.raises(ValueError, match="picky"):
         v2.Compose([Picky(), v2.ToImage()])(_proxy())
+
+
+@pytest.mark.parametrize("kind", shortcuts.SHORTCUTS)
+def test_shortcuts_agree_with_this_torchvision(kind: type) -> None:
+    assert shortcuts.shortcut(shortcuts._EXAMPLES[kind][0]()) is not None
+
+
+def test_a_transform_that_draws_in_another_way_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_window(self: v2.RandomResizedCrop, flat_inputs: list[object]) -> dict[str, int]:
+        return {"top": int(torch.randint(0, 3, ())), "left": 0, "height": 7, "width": 9}
+
+    monkeypatch.setattr(v2.RandomResizedCrop, "make_params", own_window)
+    shortcuts._agrees.cache_clear()
+    try:
+        with capture():
+            out = v2.Compose([v2.RandomResizedCrop(24), v2.ToImage()])(_proxy())
+        assert (out.calls[0].kwargs["height"], out.calls[0].kwargs["width"]) == (7, 9)
+    finally:
+        shortcuts._agrees.cache_clear()
+
+
+def test_a_changed_instance_is_called_as_it_is() -> None:
+    crop = v2.RandomResizedCrop(24)
+    crop.make_params = lambda flat_inputs: {"top": 1, "left": 2, "height": 3, "width": 4}
+    with capture():
+        out = v2.Compose([crop, v2.ToImage()])(_proxy())
+    assert out.calls[0].kwargs["height"] == 3
+
+
+def test_a_filter_that_only_pillow_has_still_gives_pixels() -> None:
+    crop = v2.RandomResizedCrop(24, interpolation=v2.InterpolationMode.LANCZOS)
+    with capture():
+        out = v2.Compose([crop, v2.ToImage()])(_proxy())
+    assert tuple(out.shape) == (3, 24, 24) and type(out) is not ProxyImage
