@@ -21,7 +21,7 @@ from lightning_dali.media import MediaError
 from lightning_dali.proxies import capture, captures_follow, collect_notes, no_capture
 from lightning_dali.repair import outliers, without_gaps
 from lightning_dali.sampling import BatchTask
-from lightning_dali.seeding import batch_seed, sample_seed, seeded
+from lightning_dali.seeding import batch_seed, sample_seed, seed_all, seeded
 from lightning_dali.structure import field_name, leaves, map_leaves
 from lightning_dali.wire import KnownBad, Lane, Request, Slot, SlotStack
 
@@ -107,7 +107,11 @@ class Fetcher:
 
     def sample(self, epoch: int, index: int, *, restore: bool = True) -> Any:
         """One sample, with proxies in the places of its media, drawn under its own seed; `restore` as in `seeded`."""
-        with seeded(sample_seed(self.seed, epoch, index), restore=restore):
+        seed = sample_seed(self.seed, epoch, index)
+        if not restore:
+            seed_all(seed)
+            return self._get(epoch, index)
+        with seeded(seed, restore=True):
             return self._get(epoch, index)
 
     def _get(self, epoch: int, index: int) -> Any:

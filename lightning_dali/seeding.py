@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["batch_seed", "epoch_seed", "sample_seed", "seeded"]
+__all__ = ["batch_seed", "epoch_seed", "sample_seed", "seed_all", "seeded"]
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -72,13 +72,13 @@ def seeded(seed: int, *, restore: bool) -> Iterator[None]:
             for many samples in a row put one `restore=True` around several `restore=False`.
     """
     if not restore:
-        _seed_all(seed)
+        seed_all(seed)
         yield
         return
     python_state, numpy_state = random.getstate(), np.random.get_state(legacy=False)
     torch_state = torch.default_generator.get_state()
     try:
-        _seed_all(seed)
+        seed_all(seed)
         yield
     finally:
         random.setstate(python_state)
@@ -86,7 +86,8 @@ def seeded(seed: int, *, restore: bool) -> Iterator[None]:
         torch.default_generator.set_state(torch_state)
 
 
-def _seed_all(seed: int) -> None:
+def seed_all(seed: int) -> None:
+    """Seeds the three states for good: `seeded(seed, restore=False)` where there is no block to put around."""
     seed = _mix(seed)
     random.seed(seed)
     # numpy and torch take 32 bits each and seed the same Mersenne Twister: from the same bits they would draw alike.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -50,25 +51,23 @@ class ImageSpec(LaneSpec):
     @classmethod
     def of_head(cls, head: Head, *, mode: str, encoded: bool) -> ImageSpec:
         """The spec that one item needs."""
-        pads = head.first is not None and (
-            head.first[0] < 0
-            or head.first[1] < 0
-            or head.first[0] + head.first[2] > head.size[0]
-            or head.first[1] + head.first[3] > head.size[1]
+        first = head.first
+        pads = first is not None and (
+            first[0] < 0 or first[1] < 0 or first[0] + first[2] > head.size[0] or first[1] + first[3] > head.size[1]
         )
-        return cls(
-            mode=mode,
-            encoded=encoded,
-            first=head.first is not None,
-            first_pads=pads,
-            resize=head.resized is not None,
-            interpolation=head.interpolation or "bilinear",
-            antialias=head.antialias,
-            float_resize=head.float_resize,
-            second=head.second is not None,
-            flip=head.hflip or head.vflip,
-            fill=head.fill or (0.0,),
-            finish=head.finish,
+        return _image_spec(
+            mode,
+            encoded,
+            first is not None,
+            pads,
+            head.resized is not None,
+            head.interpolation or "bilinear",
+            head.antialias,
+            head.float_resize,
+            head.second is not None,
+            head.hflip or head.vflip,
+            head.fill or (0.0,),
+            head.finish,
         )
 
     def merge(self, other: LaneSpec) -> ImageSpec | None:
@@ -110,6 +109,12 @@ class ImageSpec(LaneSpec):
         if self.finish is not None:
             steps.append(f"to {self.finish.dtype}" + (" and normalize" if self.finish.mean else ""))
         return [(step, "DALI") for step in steps]
+
+
+@functools.lru_cache(maxsize=256)
+def _image_spec(*fields: Any) -> ImageSpec:
+    """One object for all items that need the same; in the order of the fields."""
+    return ImageSpec(*fields)
 
 
 def head_inputs(spec: ImageSpec, heads: list[Head]) -> dict[str, np.ndarray]:

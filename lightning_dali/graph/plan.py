@@ -8,6 +8,7 @@ and centre crop are all windows. Flips commute with windows (mirrored) and with 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -86,17 +87,26 @@ def plan_item(size: Size, calls: Sequence[Call], channels: int, *, pil: bool = F
     """
     head = Head(size)
     if pil:
-        calls = [_met_pil(call) if meets_pil(calls[:n]) else call for n, call in enumerate(calls)]
+        calls = _met_pil(calls)
     for position, call in enumerate(calls):
         if call.name not in IDENTITY_CALLS and not _absorb(head, call):
             return _absorb_finish(head, list(calls[position:]), channels)
     return _absorb_finish(head, [], channels)
 
 
-def _met_pil(call: Call) -> Call:
-    """The call as it meets a PIL image, which is never resized without antialiasing."""
-    kwargs = {**call.kwargs, "antialias": True} if call.name in ("resize", "resized_crop") else call.kwargs
-    return Call(pillow_name(call.name), kwargs)
+def _met_pil(calls: Sequence[Call]) -> list[Call]:
+    """Those that met a PIL image by Pillow's names; it is never resized without antialiasing."""
+    renamed, pil = [], True
+    for call in calls:
+        name, kwargs = call
+        if pil:
+            if name in ("resize", "resized_crop"):
+                kwargs = {**kwargs, "antialias": True}
+            renamed.append(Call(pillow_name(name), kwargs))
+        else:
+            renamed.append(call)
+        pil = meets_pil((call,), pil)
+    return renamed
 
 
 def _absorb(head: Head, call: Call) -> bool:
@@ -214,16 +224,22 @@ def _absorb_finish(head: Head, rest: list[Call], channels: int) -> tuple[Head, t
             as_float, rest = True, rest[1:]
     if not as_float:
         return head, tuple(rest)
-    mean = std = None
+    mean = std = ()
     if rest and rest[0].name == "normalize":
-        mean, std = (tuple(map(float, rest[0].kwargs[key])) for key in ("mean", "std"))
+        mean, std = (tuple(rest[0].kwargs[key]) for key in ("mean", "std"))
         if len(mean) in (1, channels) and len(std) in (1, channels) and all(std):
             rest = rest[1:]
         else:
-            mean = std = None
+            mean = std = ()
     head.as_float = True
-    head.finish = Finish(torch.float32, True, mean, std)
+    head.finish = _finish(mean, std)
     return head, tuple(rest)
+
+
+@functools.lru_cache(maxsize=64)
+def _finish(mean: tuple[float, ...], std: tuple[float, ...]) -> Finish:
+    """One object for all items that finish alike."""
+    return Finish(torch.float32, True, tuple(map(float, mean)) or None, tuple(map(float, std)) or None)
 
 
 def unfinish(head: Head) -> tuple[Call, ...]:

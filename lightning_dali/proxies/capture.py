@@ -297,14 +297,21 @@ V1_TWINS = frozenset(
 )
 
 
-@contextmanager
-def capture(kind: str = "image") -> Iterator[None]:
+class capture:
     """While it is open, what this thread decodes of that kind of media comes as proxies."""
-    _install(+1)
-    try:
-        with capturing(kind):
-            yield
-    finally:
+
+    __slots__ = ("_capturing", "_kind")
+
+    def __init__(self, kind: str = "image") -> None:
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        _install(+1)
+        self._capturing = capturing(self._kind)
+        self._capturing.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._capturing.__exit__(None, None, None)
         _install(-1)
 
 
