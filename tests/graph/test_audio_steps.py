@@ -165,7 +165,7 @@ def test_a_pipeline_of_many(device):
 def test_every_step_is_tested():
     seen = {type(part).__name__ for module in (*POWER, *MASKS) for part in module.modules()}
     seen |= {type(part).__name__ for module, _ in (*WAVES, *FEATURES) for part in module.modules()}
-    idioms = {"Channel", "Squeeze", "Unsqueeze", "Window", "Pointwise"}  # tests/speech/test_datamodule.py
+    idioms = {"Channel", "Squeeze", "Unsqueeze", "Window", "Pointwise"}  # tests/speech/test_idioms.py
     assert STEPS.keys() - seen - idioms == {"AddNoise", "MFCC", "Downmix"}  # by other names, or in tests of their own
     assert torchaudio.__version__ >= "2.11"
 

@@ -1,4 +1,4 @@
-"""What is recorded of torchaudio's modules: settings, draws, lengths, refusals; tests/graph/test_audio.py computes."""
+"""What is recorded of torchaudio's modules: settings, draws, lengths, refusals; tests/graph/test_audio_steps.py computes."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ import torch
 from torch.utils.data import Dataset
 from torchaudio import datasets as D
 
+from lightning_dali import Padded
+
 
 def tone(number: int, *, seconds: float = 0.5, rate: int = 16_000, channels: int = 1) -> np.ndarray:
     """`(S, C)`: a sine of `200 + 20 * number` Hz."""
@@ -88,3 +90,20 @@ def torchaudio_datasets(root: Path) -> dict[str, tuple[Any, list[Path]]]:
         text(base / f"txt/p225/p225_00{n}.txt", "Word.")
     made["VCTK_092"] = D.VCTK_092(root), paths
     return made
+
+
+def rows(batched: list[Any], field: Any = 0) -> list[torch.Tensor]:
+    """The rows of a field, without padding; what is padding must be zero."""
+    found: list[torch.Tensor] = []
+    for batch in batched:
+        padded = batch if field is None else batch[field]
+        assert isinstance(padded, Padded)
+        assert not padded.data.masked_fill(
+            padded.mask().view(len(padded.lengths), *(1,) * (padded.data.dim() - 2), -1), 0
+        ).any()
+        found += padded.unpad()
+    return found
+
+
+def normalised(wave: torch.Tensor) -> torch.Tensor:
+    return wave / wave.abs().max()
