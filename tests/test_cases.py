@@ -3,6 +3,8 @@
 Each test's docstring names the reports. The first thing that is checked is always that pictures have their own labels.
 """
 
+# Over 300 lines: one case after the other, under one model and one trainer.
+
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

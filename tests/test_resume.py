@@ -3,6 +3,8 @@
 One rank; tests/ddp has two. `whole` is the run without a stop that every other is compared with.
 """
 
+# Over 300 lines: every test compares with the one uninterrupted run that `whole` makes.
+
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
 """The worker pool: batches in order, deaths noticed, and nothing of one pass in the next."""
 
+# Over 300 lines: one protocol, and what its failures look like to the same pool.
+
 import contextlib
 import gc
 import os
