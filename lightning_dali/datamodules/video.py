@@ -95,16 +95,11 @@ class VideoDataModule(BaseDataModule):
         watchdog_seconds: float = 60.0,
     ) -> None:
         shared = sort_arguments(locals(), own=("clip", "eval_clip", "decoder", "layout", "with_times", "index_cache"))
-        clip = ClipSampler(16, stride=4) if clip is None else clip
-        for name, value in (("clip", clip), ("eval_clip", eval_clip)):
-            if value is not None and not isinstance(value, ClipSampler):
-                raise TypeError(f"{name} is {value!r}: expected a ClipSampler, such as ClipSampler(16, stride=4).")
-        decoder, layout = check_choice("decoder", decoder, DECODERS), check_choice("layout", layout, LAYOUTS)
-        if eval_clip is None:
-            eval_clip = replace(clip, mode="center") if clip.is_random and clip.num_clips == 1 else clip
-        self._clips = {"train": clip, "eval": eval_clip}
-        self._decoder = decoder
-        self._video = VideoModality(clip, layout=layout, with_times=bool(with_times), cache=IndexCache(index_cache))
+        self._clips = clips_by_stage(clip, eval_clip)
+        self._decoder, layout = check_choice("decoder", decoder, DECODERS), check_choice("layout", layout, LAYOUTS)
+        self._video = VideoModality(
+            self._clips["train"], layout=layout, with_times=bool(with_times), cache=IndexCache(index_cache)
+        )
         super().__init__(modality=self._video, **shared)
 
     def _call(self, factory: Callable[[], Any]) -> Any:
@@ -112,19 +107,45 @@ class VideoDataModule(BaseDataModule):
             return factory()
 
     def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:
-        clip = self._clips["train" if name == "train" else "eval"]
-        hardware = _hardware(self._decoder, device)
+        video = replace(self._video, clip=self._clips["train" if name == "train" else "eval"])
         num_workers = self.options.num_workers
-        self.modality = video = replace(
-            self._video,
-            clip=clip,
-            hardware=hardware,
-            share=self._decoder == "auto" and hardware is not None,
-            num_workers=environment.default_num_workers(self._trainer_or_none) if num_workers is None else num_workers,
-        )
-        if clip.num_clips > 1 or clip.mode == "all" or video.with_times:
-            dataset = PerClip(dataset, count_clips(dataset, clip, video))
-        return super()._loader(name, dataset, shard, device, label=label)
+        if num_workers is None:
+            num_workers = environment.default_num_workers(self._trainer_or_none)
+        self.modality = on_device(video, self._decoder, device, num_workers=num_workers)
+        return super()._loader(name, per_clip(dataset, video), shard, device, label=label)
+
+
+def clips_by_stage(clip: ClipSampler | None, eval_clip: ClipSampler | None) -> dict[str, ClipSampler]:
+    """The samplers of "train" and "eval" that the arguments mean.
+
+    Raises:
+        TypeError: One of them is something else.
+    """
+    clip = ClipSampler(16, stride=4) if clip is None else clip
+    for name, value in (("clip", clip), ("eval_clip", eval_clip)):
+        if value is not None and not isinstance(value, ClipSampler):
+            raise TypeError(f"{name} is {value!r}: expected a ClipSampler, such as ClipSampler(16, stride=4).")
+    if eval_clip is None:
+        eval_clip = replace(clip, mode="center") if clip.is_random and clip.num_clips == 1 else clip
+    return {"train": clip, "eval": eval_clip}
+
+
+def per_clip(dataset: Any, video: VideoModality) -> Any:
+    """The dataset with a sample a clip, where videos have several or clips say which they are."""
+    if video.clip.num_clips > 1 or video.clip.mode == "all" or video.with_times:
+        return PerClip(dataset, count_clips(dataset, video.clip, video))
+    return dataset
+
+
+def on_device(video: VideoModality, decoder: str, device: Device, *, num_workers: int) -> VideoModality:
+    """The modality with what decodes on that device, and as many workers to share the work.
+
+    Raises:
+        ValueError: The decoder is not there.
+    """
+    hardware = _hardware(decoder, device)
+    share = decoder == "auto" and hardware is not None
+    return replace(video, hardware=hardware, share=share, num_workers=num_workers)
 
 
 def _hardware(decoder: str, device: Device) -> str | None:
