@@ -13,20 +13,17 @@ import os
 import subprocess
 import time
 import warnings
-from glob import glob
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from images import recipe
 from lightning.pytorch.callbacks import Callback
 from rates import Meter, endless, measure
-from speech import Utterances
 from torch import nn
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
-from video import FRAMES, KINDS, RATE, SIZE, STARTS, STRIDE, Videos
+from work import FRAMES, KINDS, RATE, SIZE, STARTS, STRIDE, Utterances, Videos, recipe, videos_in
 
 from lightning_dali import ClipSampler, ImageDataModule, SpeechDataModule, VideoDataModule
 from lightning_dali.testing import IndexedImages
@@ -191,7 +188,7 @@ def rate_data(options: argparse.Namespace) -> Any:
         return ImageDataModule(train_dataset=Again(IndexedImages(paths, recipe("imagenet")), num_samples), **common)
     if kind == "speech":
         return SpeechDataModule(train_dataset=Again(Utterances(folder), num_samples), **common)
-    paths = [path for name in KINDS for path in sorted(glob(f"{folder}/videos/{name}_*.mp4"))]
+    paths = [path for name in KINDS for path in videos_in(folder, name)]
     clip = ClipSampler(FRAMES, stride=STRIDE, end_seconds=(STARTS + (FRAMES - 1) * STRIDE) / RATE)
     transform = v2.Compose([v2.Resize((SIZE, SIZE)), v2.ToDtype(torch.float32, scale=True)])
     return VideoDataModule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,15 +53,20 @@ class Meter:
         self.batch_size, self.seconds = batch_size, seconds
         self.warm_up_seconds, self.slice_seconds = warm_up_seconds, slice_seconds
         self.done = False
+        self.samples = 0
         self._slices: list[float] = []
         self._begin: float | None = None
         self._mark: float | None = None
         self._seen = 0
 
+    @property
+    def begun(self) -> bool:
+        """Whether the warm-up is over: `samples` counts from there."""
+        return self._mark is not None
+
     def tick(self) -> bool:
         """A batch is there; returns whether the time is up."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        wait_for_device()
         now = time.perf_counter()
         if self._begin is None:
             self._begin = now
@@ -71,16 +76,25 @@ class Meter:
             self._mark = now
             return False
         self._seen += self.batch_size
+        self.samples += self.batch_size
         if now - self._mark >= self.slice_seconds:
             self._slices.append(self._seen / (now - self._mark))
             self._mark, self._seen = now, 0
-        self.done = now - self._begin > self.warm_up_seconds + self.seconds
+        # Slices end with a batch, so they are longer than asked for: the number of them counts, within bounds.
+        enough = len(self._slices) * self.slice_seconds >= self.seconds
+        self.done = enough or now - self._begin > self.warm_up_seconds + 3 * self.seconds
         return self.done
 
     @property
     def rate(self) -> Rate:
         """What was counted so far."""
         return Rate(tuple(self._slices))
+
+
+def wait_for_device() -> None:
+    """Waits for what a model's first kernel would wait for; what loaders do on streams of their own goes on."""
+    if torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
 
 
 def measure(batches: Iterable[Any], batch_size: int, *, seconds: float, **options: Any) -> Rate:
@@ -92,7 +106,17 @@ def measure(batches: Iterable[Any], batch_size: int, *, seconds: float, **option
     return meter.rate
 
 
-def endless(loader: Iterable[Any]) -> Iterable[Any]:
+def endless(loader: Iterable[Any]) -> Iterator[Any]:
     """Epoch after epoch."""
     while True:
         yield from loader
+
+
+def judged(name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> str:
+    """A line with a figure and the percent of its target that it reaches: 100 and more is reached."""
+    line = f"{name:<58} {value:10.3g}"
+    if at_least is not None:
+        return f"{line}   {100 * value / at_least:4.0f} % of the target, at least {at_least:g}"
+    if at_most is not None:
+        return f"{line}   {100 * at_most / max(value, 1e-9):4.0f} % of the target, at most {at_most:g}"
+    return line

@@ -1,0 +1,224 @@
+"""Several contenders in one process, by turns: what a noisy machine does to one of them it does to all.
+
+A contender whose turn it is not stands still: its worker processes are stopped (SIGSTOP), so that none refills its queues on the
+cores of another. One that fails, or gives nothing for too long, is left out with a sentence. Every figure is printed when it is
+there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+from rates import Meter, Rate, judged, measure
+
+LIMIT_SECONDS = 25.0
+"""A turn that takes so much longer than it should is given up."""
+ENTRY_SECONDS = 1.0
+"""Of running that is not counted when a contender enters, after its first batch: caches fill, clocks rise."""
+
+
+Batches = Generator[Any, None, None]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Somebody who makes batches."""
+
+    name: str
+    batches: Callable[[], Batches]
+    """Makes its generator of batches on the device, which never ends; closing it ends the contender."""
+    batch_size: int
+    """Samples a batch."""
+    slices: int = 1
+    """Slices a turn: more of them for a contender whose steadiness is judged."""
+
+
+@dataclass
+class Entry:
+    """A contender in a contest, and what was measured of it."""
+
+    contender: Contender
+    slices: list[float] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    """When its turns were measured, by `time.perf_counter`."""
+    cpu_seconds: float = 0.0
+    """Spent in those turns by this process and the contender's workers."""
+    samples: int = 0
+    """Made in those turns."""
+    failure: str | None = None
+    batches: Batches | None = None
+    workers: set[psutil.Process] = field(default_factory=set)
+
+    @property
+    def rate(self) -> Rate:
+        """Samples a second."""
+        return Rate(tuple(self.slices))
+
+    @property
+    def cpu_seconds_per_1000(self) -> float:
+        """CPU seconds that 1,000 samples cost, over all processes."""
+        return 1000 * self.cpu_seconds / self.samples if self.samples else 0.0
+
+
+class Contest:
+    """Measures contenders by turns; a context manager that ends them all.
+
+    Args:
+        rounds: How often each has its turn.
+        slice_seconds: Length of a slice.
+        warm_up_seconds: Of a turn, not counted: what was ready before the turn is consumed.
+    """
+
+    def __init__(self, *, rounds: int = 5, slice_seconds: float = 1.0, warm_up_seconds: float = 0.25) -> None:
+        self.rounds, self.slice_seconds, self.warm_up_seconds = rounds, slice_seconds, warm_up_seconds
+        self.entries: list[Entry] = []
+        self._elsewhere = set(psutil.Process().children(recursive=True))
+        self._stuck = False
+
+    def __enter__(self) -> Contest:
+        # The default action would leave stopped workers behind, which nobody would wake.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for entry in self.entries:
+            self._close(entry)
+        if self._stuck:  # its threads would keep the interpreter from ending
+            sys.stdout.flush()
+            os._exit(1)
+
+    def enter(self, contender: Contender) -> Entry:
+        """Starts a contender and lets it run until it is warm."""
+        entry, start = Entry(contender), time.perf_counter()
+        self.entries.append(entry)
+        with self._turn(entry, ENTRY_SECONDS):
+            entry.batches = contender.batches()
+            next(entry.batches)
+            print(f"{contender.name}: first batch after {time.perf_counter() - start:.1f} s", flush=True)
+            measure(entry.batches, contender.batch_size, seconds=ENTRY_SECONDS, warm_up_seconds=0)
+        return entry
+
+    def run(self) -> None:
+        """Lets all have their turns, then prints a line for each."""
+        for number in range(self.rounds):
+            for entry in self.entries:
+                if entry.failure is None:
+                    self._measure(entry, f"round {number + 1}/{self.rounds}")
+        print(flush=True)
+        for entry in self.entries:
+            print(f"{entry.contender.name:<44} {entry.failure or entry.rate}", flush=True)
+
+    def _measure(self, entry: Entry, words: str) -> None:
+        contender, seconds = entry.contender, entry.contender.slices * self.slice_seconds
+        meter = Meter(
+            contender.batch_size, seconds=seconds, warm_up_seconds=self.warm_up_seconds, slice_seconds=self.slice_seconds
+        )  # fmt: skip
+        with self._turn(entry, self.warm_up_seconds + seconds):
+            assert entry.batches is not None
+            begin, cpu = 0.0, 0.0
+            for _ in entry.batches:
+                begun, done = meter.begun, meter.tick()
+                if meter.begun and not begun:
+                    begin, cpu = time.perf_counter(), _cpu_seconds(entry)
+                if done:
+                    break
+            entry.cpu_seconds += _cpu_seconds(entry) - cpu
+            entry.spans.append((begin, time.perf_counter()))
+            entry.samples += meter.samples
+            entry.slices += meter.rate.slices
+            print(f"{words}  {contender.name}: {' '.join(f'{one:.0f}' for one in meter.rate.slices)} /s", flush=True)
+
+    @contextlib.contextmanager
+    def _turn(self, entry: Entry, seconds: float) -> Iterator[None]:
+        """The contender's processes run within, and stand still outside; a failure in here ends it."""
+        _send(entry.workers, signal.SIGCONT)
+        try:
+            with limited(seconds + LIMIT_SECONDS):
+                yield
+        except Exception as error:
+            entry.failure = f"left out: {type(error).__name__}: {error}".partition("\n")[0]
+            print(f"{entry.contender.name}: {entry.failure}", flush=True)
+            self._close(entry)
+        else:
+            entry.workers = self._workers_of(entry)
+            _send(entry.workers, signal.SIGSTOP)
+
+    def _workers_of(self, entry: Entry) -> set[psutil.Process]:
+        """Those without children: what starts processes for others (a fork server) is not to stand still."""
+        known = self._elsewhere.union(*(other.workers for other in self.entries if other is not entry))
+        own = set(psutil.Process().children(recursive=True)) - known
+        parents = set()
+        for one in own:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parents.add(one.ppid())
+        return {one for one in own if one.pid not in parents}
+
+    def _close(self, entry: Entry) -> None:
+        _send(entry.workers, signal.SIGCONT)
+        batches, entry.batches = entry.batches, None
+        if batches is None:
+            return
+        try:
+            with limited(LIMIT_SECONDS):
+                batches.close()
+        except Exception as error:
+            print(f"{entry.contender.name} does not end: {type(error).__name__}: {error}", flush=True)
+            self._stuck = True
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the main thread when the time is up, and ends the process where that does not help."""
+
+    def ring(*_: Any) -> None:
+        raise TimeoutError(f"nothing came of it in {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + LIMIT_SECONDS, exit=True)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def versus(one: Entry, other: Entry, **target: float) -> None:
+    """Prints the ratio of two contenders' medians, and the percent of its target; nothing if one of them has none."""
+    if one.slices and other.slices:
+        ratio = one.rate.median / other.rate.median
+        print(judged(f"{one.contender.name} / {other.contender.name}", ratio, **target), flush=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, seconds: float = 1.0) -> None:
+    """The options that all contests have."""
+    parser.add_argument("--peers", action="store_true", help="also what one would pick instead, by turns with ours")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--seconds", type=float, default=seconds, help="length of a slice")
+
+
+def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for one in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.send_signal(number)
+
+
+def _cpu_seconds(entry: Entry) -> float:
+    """Of this process and the contender's workers, so far."""
+    seconds = time.process_time()
+    for one in entry.workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            seconds += times.user + times.system
+    return seconds
