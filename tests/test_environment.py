@@ -17,28 +17,29 @@ CHOSEN: dict[str, Any] = {"num_workers": None, "num_threads": None, "prefetch": 
 
 
 @pytest.mark.parametrize(
-    ("cores", "ranks", "num_workers", "num_threads"),
+    ("cores", "ranks", "num_workers", "with_gpu", "num_threads"),
     [
-        (1, 1, 1, 2),
-        (2, 1, 1, 2),
-        (12, 1, 6, 3),
-        (16, 1, 8, 4),
-        (16, 4, 2, 2),
-        (16, 8, 1, 2),
-        (4, 8, 1, 2),  # fewer cores than ranks
-        (32, 1, 8, 8),
-        (128, 1, 8, 8),  # more only take cores from the model
-        (128, 8, 8, 4),
+        (1, 1, 1, 1, 2),
+        (2, 1, 1, 1, 2),
+        (12, 1, 6, 9, 3),
+        (16, 1, 8, 12, 4),
+        (16, 4, 2, 3, 2),
+        (16, 8, 1, 1, 2),
+        (4, 8, 1, 1, 2),  # fewer cores than ranks
+        (32, 1, 8, 12, 8),
+        (128, 1, 8, 12, 8),  # more only take cores from the model
+        (128, 8, 8, 12, 4),
     ],
 )
 @pytest.mark.parametrize("by", ["trainer", "launcher"])
 def test_ranks_of_a_host_share_its_cores(
-    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: int, num_workers: int, num_threads: int, by: str
+    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: int, num_workers: int, with_gpu: int, num_threads: int, by: str
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks) if by == "launcher" else "3")
     trainer = SimpleNamespace(num_devices=ranks) if by == "trainer" else None
-    assert environment.default_num_workers(trainer) == num_workers
+    assert environment.default_num_workers(trainer, gpu=False) == num_workers
+    assert environment.default_num_workers(trainer, gpu=True) == with_gpu
     assert environment.default_num_threads(trainer) == num_threads
 
 

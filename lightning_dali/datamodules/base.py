@@ -279,12 +279,14 @@ class BaseDataModule(Host):
             channels_last=self.options.channels_last,
         )
 
+    def _num_workers(self, device: Device) -> int:
+        if self.options.num_workers is not None:
+            return self.options.num_workers
+        return environment.default_num_workers(self._trainer_or_none, gpu=device.index is not None)
+
     def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:
         options, train = self.options, name == "train"
         seed = environment.global_seed() if options.seed is None else options.seed
-        num_workers = options.num_workers
-        if num_workers is None:
-            num_workers = environment.default_num_workers(self._trainer_or_none)
         fetcher = Fetcher(
             dataset=dataset,
             modality=self.modality,
@@ -300,7 +302,7 @@ class BaseDataModule(Host):
             fetcher,
             self._plan(name, dataset, shard, seed),
             device,
-            num_workers=num_workers,
+            num_workers=self._num_workers(device),
             prefetch=options.prefetch or environment.default_prefetch(),
             context=options.multiprocessing_context,
             persistent_workers=options.persistent_workers,

@@ -32,7 +32,8 @@ class ImageDataModule(BaseDataModule):
             (a path or encoded bytes, opened in RGB; an array `(H, W, C)`; a PIL image).
         eval_transform: The same for validation, test and prediction.
         batch_size: Samples of one rank in one step.
-        num_workers: Processes that fetch; None: half of this rank's cores, 8 at most; 0: in the training process.
+        num_workers: Processes that fetch; None: of this rank's cores three quarters, 12 at most
+            (without a GPU half, 8 at most); 0: in the training process.
         num_threads: DALI's CPU threads; None: a quarter of this rank's cores, from 2 to 8.
         shuffle: Whether training goes through a new permutation each epoch.
         drop_last: Whether training drops the samples that do not fill a global batch.

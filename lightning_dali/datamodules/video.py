@@ -108,10 +108,7 @@ class VideoDataModule(BaseDataModule):
 
     def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:
         video = replace(self._video, clip=self._clips["train" if name == "train" else "eval"])
-        num_workers = self.options.num_workers
-        if num_workers is None:
-            num_workers = environment.default_num_workers(self._trainer_or_none)
-        self.modality = on_device(video, self._decoder, device, num_workers=num_workers)
+        self.modality = on_device(video, self._decoder, device, num_workers=self._num_workers(device))
         return super()._loader(name, per_clip(dataset, video), shard, device, label=label)
 
 
