@@ -43,6 +43,16 @@ def test_ranks_of_a_host_share_its_cores(
     assert environment.default_num_threads(trainer) == num_threads
 
 
+@pytest.mark.parametrize(
+    ("cores", "ranks", "both"), [(2, 1, (1, 2)), (16, 1, (4, 12)), (16, 8, (1, 2)), (128, 2, (8, 24))]
+)
+def test_audio_gives_the_cores_to_the_threads_that_decode(
+    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: int, both: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    assert environment.default_decoding(SimpleNamespace(num_devices=ranks)) == both
+
+
 @pytest.fixture
 def one_core() -> Iterator[None]:
     """This thread, and so what `cores()` counts, is held to one core."""

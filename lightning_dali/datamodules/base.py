@@ -273,7 +273,7 @@ class BaseDataModule(Host):
         load = self.options.hw_decoder_load
         return Device(
             index,
-            num_threads=self.options.num_threads or environment.default_num_threads(self._trainer_or_none),
+            num_threads=self.options.num_threads or self._default_num_threads(),
             depth=self.options.depth,
             hw_decoder_load=environment.default_hw_decoder_load() if load is None else load,
             channels_last=self.options.channels_last,
@@ -282,7 +282,13 @@ class BaseDataModule(Host):
     def _num_workers(self, device: Device) -> int:
         if self.options.num_workers is not None:
             return self.options.num_workers
+        return self._default_num_workers(device)
+
+    def _default_num_workers(self, device: Device) -> int:
         return environment.default_num_workers(self._trainer_or_none, gpu=device.index is not None)
+
+    def _default_num_threads(self) -> int:
+        return environment.default_num_threads(self._trainer_or_none)
 
     def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:
         options, train = self.options, name == "train"

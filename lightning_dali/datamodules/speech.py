@@ -12,6 +12,7 @@ from lightning_dali import environment
 from lightning_dali.datamodules.arguments import sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.datasets import Datasets
+from lightning_dali.graph.spec import Device
 from lightning_dali.modalities.audio import AudioModality
 from lightning_dali.modalities.durations import dataset_durations
 from lightning_dali.sampling import BatchPlan, DurationPlan, Shard
@@ -38,6 +39,8 @@ class SpeechDataModule(BaseDataModule):
         bucket_by_length: Whether batches are made of samples of similar length; implied by `max_seconds`. Prediction keeps
             the dataset's order.
         length_cache: Where lengths of files are kept; None: in the user's cache folder.
+        num_workers: Processes that fetch; None: a quarter of this rank's cores, 8 at most; 0: in the training process.
+        num_threads: DALI's threads, which decode audio on the CPU; None: three quarters of this rank's cores, 24 at most.
         sampler: See `ImageDataModule`; not with length buckets.
         batch_sampler: See `ImageDataModule`; not with length buckets.
 
@@ -82,8 +85,8 @@ class SpeechDataModule(BaseDataModule):
         watchdog_seconds: float = 60.0,
     ) -> None:
         shared = sort_arguments(locals(), own=("sample_rate", "max_seconds", "bucket_by_length", "length_cache"))
-        _positive("sample_rate", sample_rate, int)
-        _positive("max_seconds", max_seconds, (int, float))
+        check_positive("sample_rate", sample_rate, int)
+        check_positive("max_seconds", max_seconds, (int, float))
         self._max_seconds, self._length_cache = max_seconds, length_cache
         self._by_length = bool(bucket_by_length) or max_seconds is not None
         if self._by_length and (sampler is not None or batch_sampler is not None):
@@ -92,6 +95,12 @@ class SpeechDataModule(BaseDataModule):
                 "batch_sampler beside them: drop the one or the other."
             )
         super().__init__(modality=AudioModality(sample_rate), **shared)
+
+    def _default_num_workers(self, device: Device) -> int:
+        return environment.default_decoding(self._trainer_or_none)[0]
+
+    def _default_num_threads(self) -> int:
+        return environment.default_decoding(self._trainer_or_none)[1]
 
     def _plan(self, name: str, dataset: Any, shard: Shard, seed: int) -> BatchPlan:
         train = name == "train"
@@ -109,7 +118,8 @@ class SpeechDataModule(BaseDataModule):
         )
 
 
-def _positive(name: str, value: Any, kind: Any) -> None:
+def check_positive(name: str, value: Any, kind: Any) -> None:
+    """Refuses what is neither None nor a number above zero."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, kind):
