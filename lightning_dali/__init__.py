@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names for type checkers; tests/test_imports.py keeps the two lists equal
     from lightning_dali.datamodules import DALIDataModule as DALIDataModule
     from lightning_dali.datamodules import ImageDataModule as ImageDataModule
+    from lightning_dali.datamodules import MultiModalDataModule as MultiModalDataModule
     from lightning_dali.datamodules import SpeechDataModule as SpeechDataModule
     from lightning_dali.datamodules import VideoDataModule as VideoDataModule
     from lightning_dali.failures import BadSample as BadSample
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "DALIDataModule": "lightning_dali.datamodules",
     "ImageDataModule": "lightning_dali.datamodules",
+    "MultiModalDataModule": "lightning_dali.datamodules",
     "BadSample": "lightning_dali.failures",
     "BadSampleError": "lightning_dali.failures",
     "ThroughputMonitor": "lightning_dali.monitor",

@@ -156,7 +156,8 @@ def explain(loader: Loader) -> Explanation:
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     device, plan = loader.server.device, loader.plan
-    images = isinstance(loader.fetcher.modality, ImageModality)
+    modality = loader.fetcher.modality
+    images = any(isinstance(one, ImageModality) for one in getattr(modality, "members", {"": modality}).values())
     return Explanation(
         stage=loader.name,
         num_samples=plan.num_samples,

@@ -9,10 +9,18 @@ from lightning_dali.datamodules.custom import DALIDataModule
 from lightning_dali.datamodules.image import ImageDataModule
 
 if TYPE_CHECKING:
+    from lightning_dali.datamodules.multimodal import MultiModalDataModule
     from lightning_dali.datamodules.speech import SpeechDataModule
     from lightning_dali.datamodules.video import VideoDataModule
 
-__all__ = ["BaseDataModule", "DALIDataModule", "ImageDataModule", "SpeechDataModule", "VideoDataModule"]
+__all__ = [
+    "BaseDataModule",
+    "DALIDataModule",
+    "ImageDataModule",
+    "MultiModalDataModule",
+    "SpeechDataModule",
+    "VideoDataModule",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +32,8 @@ def __getattr__(name: str) -> Any:
         from lightning_dali.datamodules.video import VideoDataModule
 
         return VideoDataModule
+    if name == "MultiModalDataModule":  # both of them
+        from lightning_dali.datamodules.multimodal import MultiModalDataModule
+
+        return MultiModalDataModule
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ from lightning_dali.datamodules.datasets import Datasets
 from lightning_dali.graph.spec import Device
 from lightning_dali.modalities.audio import AudioModality
 from lightning_dali.modalities.durations import dataset_durations
-from lightning_dali.sampling import BatchPlan, DurationPlan, Shard
+from lightning_dali.sampling import DurationPlan, Plan, Shard
 
 
 class SpeechDataModule(BaseDataModule):
@@ -102,7 +102,11 @@ class SpeechDataModule(BaseDataModule):
     def _default_num_threads(self) -> int:
         return environment.default_decoding(self._trainer_or_none)[1]
 
-    def _plan(self, name: str, dataset: Any, shard: Shard, seed: int) -> BatchPlan:
+    @property
+    def _orders(self) -> bool:
+        return self._by_length or super()._orders
+
+    def _plan(self, name: str, dataset: Any, shard: Shard, seed: int) -> Plan:
         train = name == "train"
         overfit = train and environment.overfits(self._trainer_or_none)
         if not self._by_length or name == "predict" or overfit or len(dataset) == 0:

@@ -88,7 +88,7 @@ class AudioModality:
             mine: Which leaves come into question.
         """
         if not any(isinstance(leaf, ProxyAudio) for _, leaf in leaves(sample)):
-            sample = self._find(sample, mine)
+            sample = self.find(sample, mine)
         elif self.sample_rate is not None:
             sample = _with_rate(sample, self.sample_rate)
         if transform is None:
@@ -120,8 +120,8 @@ class AudioModality:
             raise
         return self._at_rate(ProxyAudio.make(AudioSource.from_wave(torch.from_numpy(wave), rate, path=source.path)))
 
-    def _find(self, sample: Any, mine: Callable[[Any], bool]) -> Any:
-        """The sample with a proxy in the place of its audio.
+    def find(self, sample: Any, mine: Callable[[Any], bool] = lambda leaf: True) -> Any:
+        """The sample with a proxy in the place of its audio, the first leaf that is some and `mine`.
 
         Raises:
             TypeError: It has none.
@@ -193,7 +193,7 @@ class AudioModality:
             return []
         plans = [_plan(name, proxy) for name, _, proxy in items]
         lane = Lane(
-            field=items[0][0],
+            field=", ".join(dict.fromkeys(name for name, _, _ in items)),
             spec=SpeechSpec(tuple(dict.fromkeys(call.name for plan in plans for call in plan.calls))),
             data=Blobs(_payload(proxy.source) for _, _, proxy in items),
             inputs={},

@@ -6,6 +6,7 @@ belongs to. In the rank the lanes of a batch run through graphs of one server (d
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,7 @@ from lightning_dali.media.kinds import KINDS, kind_of_bytes
 from lightning_dali.modalities import audio, image, video
 from lightning_dali.modalities.audio import decoded_array, is_encoded_dict
 from lightning_dali.proxies import capture
-from lightning_dali.structure import map_leaves
+from lightning_dali.structure import leaves, map_leaves
 from lightning_dali.wire import Lane
 
 _SUFFIXES = {"video": video.SUFFIXES, "image": image.SUFFIXES, "audio": audio.SUFFIXES}
@@ -90,23 +91,34 @@ class SeveralModality:
         A path belongs to the kind of its ending, bytes to that of how they begin; of both, what may be several is a video
         first, then an image. A waveform counts only where no leaf is an audio file: then it is the largest float array.
         """
+        captured = any(self._owner(leaf) == "audio" for _, leaf in leaves(sample) if self.is_proxy(leaf))
         for kind in (kind for kind in KINDS if kind in self.members):  # videos first: a clip brings its sound along
             own = transform.of(kind) if isinstance(transform, KindTransforms) else None
             member: Any = self.members[kind]
-            sample = member.wrap(sample, own, mine=self._claim(kind, sample))
+            if kind != "audio":
+                sample = member.wrap(sample, own, mine=functools.partial(self._claims, kind))
+                continue
+            found = [] if captured else self._find_audio(sample)
+            if found:  # also where a clip has brought sound of its own
+                sample = member.find(sample, mine=lambda leaf, found=found: any(leaf is one for one in found))
+            sample = member.wrap(sample, own, mine=lambda leaf: False)
         return sample
 
-    def _claim(self, kind: str, sample: Any) -> Callable[[Any], bool]:
-        """Which leaves of a sample a member may look at."""
-        if kind != "audio":
-            return lambda leaf: self._owner(leaf) in (kind, None)
-        found: list[Any] = []
-        map_leaves(found.append, sample, leaf=is_encoded_dict)
-        waves = [leaf for leaf in found if self._owner(leaf) is None and _may_be_wave(leaf)]
+    def _claims(self, kind: str, leaf: Any) -> bool:
+        """Whether the member of a kind may make a proxy of a leaf: unless it is another's."""
+        return self._owner(leaf) in (kind, None)
+
+    def _find_audio(self, sample: Any) -> list[Any]:
+        """The leaves of a sample that are audio, though not loaded by its dataset: one that is decoded, else files."""
         decoded = decoded_array(sample)
-        if decoded is None and waves and not any(self._owner(leaf) == "audio" for leaf in found):
-            decoded = max(waves, key=lambda wave: wave.size if isinstance(wave, np.ndarray) else wave.numel())
-        return lambda leaf: leaf is decoded or self._owner(leaf) == "audio"
+        if decoded is not None:
+            return [decoded]
+        leaves_of_sample: list[Any] = []
+        map_leaves(leaves_of_sample.append, sample, leaf=is_encoded_dict)
+        owned = [leaf for leaf in leaves_of_sample if self._owner(leaf) == "audio"]
+        waves = [] if owned else [leaf for leaf in leaves_of_sample if self._owner(leaf) is None and _may_be_wave(leaf)]
+        largest = sorted(waves, key=lambda wave: wave.size if isinstance(wave, np.ndarray) else wave.numel())[-1:]
+        return largest or [leaf for leaf in owned if not self.is_proxy(leaf)]
 
     def _owner(self, leaf: Any) -> str | None:
         """The kind that a leaf is, `_NOBODY` if it is media of none of the members', None if it does not say."""
