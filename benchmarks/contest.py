@@ -201,9 +201,10 @@ def versus(one: Entry, other: Entry, **target: float) -> None:
         print(judged(f"{one.contender.name} / {other.contender.name}", ratio, **target), flush=True)
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, seconds: float = 1.0) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, seconds: float = 1.0, peers: bool = True) -> None:
     """The options that all contests have."""
-    parser.add_argument("--peers", action="store_true", help="also what one would pick instead, by turns with ours")
+    if peers:
+        parser.add_argument("--peers", action="store_true", help="also what one would pick instead, by turns with ours")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--seconds", type=float, default=seconds, help="length of a slice")
 

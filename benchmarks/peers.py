@@ -110,12 +110,6 @@ def images_from_paths() -> Any:
     return decode_and_augment(fn.io.file.read(fn.external_source(name="path", no_copy=True)))
 
 
-@pipeline_def
-def images_from_bytes() -> Any:
-    """Files' contents to augmented images."""
-    return decode_and_augment(fn.external_source(name="encoded", no_copy=True))
-
-
 def file_reader(folder: str | Path, batch_size: int, *, share: float | None) -> Contender:
     """DALI alone, no Python in it: its file reader. `share` is the hardware decoder's; None: DALI's default, 0.65."""
 

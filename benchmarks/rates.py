@@ -113,10 +113,14 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def judged(name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> str:
-    """A line with a figure and the percent of its target that it reaches: 100 and more is reached."""
+    """A line with a figure, the percent of its target that it is, and whether that is enough."""
     line = f"{name:<58} {value:10.3g}"
     if at_least is not None:
-        return f"{line}   {100 * value / at_least:4.0f} % of the target, at least {at_least:g}"
+        return f"{line}   {100 * value / at_least:4.0f} % of at least {at_least:g}: {_verdict(value >= at_least)}"
     if at_most is not None:
-        return f"{line}   {100 * at_most / max(value, 1e-9):4.0f} % of the target, at most {at_most:g}"
+        return f"{line}   {100 * value / at_most:4.0f} % of at most {at_most:g}: {_verdict(value <= at_most)}"
     return line
+
+
+def _verdict(reached: bool) -> str:
+    return "reached" if reached else "missed"

@@ -65,12 +65,12 @@ def images_in(folder: str | Path) -> Path:
     return Path(folder, "images")
 
 
-def image_folder(folder: str | Path, batch_size: int, **options: Any) -> ImageFolder:
-    """An `ImageFolder` whose epochs are as long as those of a large dataset: its files again and again."""
+def image_folder(folder: str | Path, batch_size: int, *, num_batches: int = LONG_EPOCH, **options: Any) -> ImageFolder:
+    """An `ImageFolder` with epochs of `num_batches`: its files again and again, as many as that takes."""
     dataset = ImageFolder(str(images_in(folder)), **options)
-    again = -(-LONG_EPOCH * batch_size // len(dataset.samples))
-    dataset.samples = dataset.imgs = dataset.samples * again
-    dataset.targets = dataset.targets * again
+    wanted = num_batches * batch_size
+    dataset.samples = (dataset.samples * (1 + wanted // len(dataset.samples)))[:wanted]
+    dataset.imgs, dataset.targets = dataset.samples, [target for _, target in dataset.samples]
     return dataset
 
 
