@@ -98,6 +98,12 @@ def overfits(trainer: Any) -> bool:
     return bool(getattr(trainer, "overfit_batches", 0))
 
 
+def batch_limit(trainer: Any, stage: str) -> int | None:
+    """How many batches of a stage the trainer takes at most, where it was told a number: `limit_train_batches` and so on."""
+    limit = getattr(trainer, f"limit_{stage}_batches", None)
+    return limit if isinstance(limit, int) and not isinstance(limit, bool) else None
+
+
 def local_world_size(trainer: Any) -> int:
     """How many ranks share this host's cores."""
     if trainer is not None:

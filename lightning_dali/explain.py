@@ -73,8 +73,9 @@ class Explanation:
     """What `datamodule.explain(stage)` found; print it."""
 
     stage: str
-    num_samples: int
-    num_batches: int
+    num_samples: int | None
+    """None: a stream that does not say."""
+    num_batches: int | None
     batch_size: int
     device: str
     num_workers: int
@@ -113,8 +114,7 @@ class Explanation:
 
 def _lines(told: Explanation) -> list[str]:
     lines = [
-        f"{told.stage}: {told.num_samples} samples, {told.num_batches} batches of {told.batch_size} on this rank, "
-        f"on {told.device}",
+        f"{told.stage}: {_size(told)} of {told.batch_size} on this rank, on {told.device}",
         f"  {told.num_workers} worker(s), {told.num_threads} DALI thread(s), {told.cores} core(s); "
         f"prefetch {told.prefetch}, depth {told.depth}"
         + ("" if told.hw_decoder_load is None else f", hardware decoder share {told.hw_decoder_load:g}"),
@@ -141,6 +141,12 @@ def _lines(told: Explanation) -> list[str]:
     return lines
 
 
+def _size(told: Explanation) -> str:
+    if told.num_samples is None:
+        return "a stream, batches"
+    return f"{told.num_samples} samples, {told.num_batches} batches"
+
+
 def explain(loader: Loader) -> Explanation:
     """Looks at a loader; see `Explanation`.
 
@@ -161,7 +167,7 @@ def explain(loader: Loader) -> Explanation:
     return Explanation(
         stage=loader.name,
         num_samples=plan.num_samples,
-        num_batches=len(loader),
+        num_batches=None if plan.num_samples is None else len(loader),
         batch_size=loader.batch_size,
         device=str(device.torch_device),
         num_workers=loader.num_workers,

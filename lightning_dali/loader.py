@@ -22,9 +22,10 @@ from lightning_dali.fetch import Fetcher
 from lightning_dali.graph.spec import Device
 from lightning_dali.passes import Pass
 from lightning_dali.position import Position, load_position, save_position
-from lightning_dali.sampling import BatchPlan, BatchTask, TrainPlan
+from lightning_dali.sampling import BatchPlan, BatchTask, Plan, StreamPlan, StreamTask, TrainPlan
 from lightning_dali.server import Server
 from lightning_dali.sources import InlineSource, PoolSource
+from lightning_dali.streams import StreamFetcher, StreamSource, Turns, told_state
 from lightning_dali.throughput import Totals
 from lightning_dali.wire import Request
 from lightning_dali.workers import OUTSTANDING_PER_WORKER, Stream, WorkerPool
@@ -55,7 +56,7 @@ class Loader:
     def __init__(
         self,
         fetcher: Fetcher,
-        plan: BatchPlan,
+        plan: Plan,
         device: Device,
         *,
         num_workers: int = 0,
@@ -109,7 +110,7 @@ class Loader:
     """Lightning looks for one; the order is the plan's."""
 
     def __len__(self) -> int:
-        """Batches of a full pass on this rank."""
+        """Batches of a full pass on this rank; a TypeError where the dataset is a stream without a length."""
         return len(self.plan)
 
     def set_epoch(self, epoch: int) -> None:
@@ -125,8 +126,11 @@ class Loader:
 
     def begin(self, one: LoaderPass) -> Position:
         """Gives a pass that starts now its epoch and the global sample to start at."""
+        if self.at.saved is not None and not self.at.begun:
+            self._on_epoch(self)  # where there is no length, a trainer takes a batch before it tells the epoch
         at = self.at
-        if at.begun or (at.start and not self._told and self.plan.num_steps(start=at.start) == 0):
+        over = at.ended or (at.start > 0 and self.plan.is_over(at.start))
+        if at.begun or (over and not self._told):
             self.at = Position(at.epoch if self._told else at.epoch + 1)
         self.at.begun = True
         self._passes.add(one)
@@ -139,7 +143,7 @@ class Loader:
     def look(self) -> tuple[Any, Delivered]:
         """The same, with what is known about it."""
         at, one = self.at, iter(self)
-        self.at = replace(at, start=0 if at.begun else at.start, steps=0, begun=False)
+        self.at = replace(at, start=0 if at.begun else at.start, steps=0, begun=False, ended=False, saved=None)
         try:
             batch = next(one)
             assert one.last is not None
@@ -164,10 +168,40 @@ class Loader:
 
     # -- passes
 
-    def source(self, epoch: int, start: int) -> Any:
+    def source(self, at: Position) -> Any:
         """Where a new pass gets its requests."""
+        plan, fetcher = self.plan, self.fetcher
+        if isinstance(plan, BatchPlan):
+            return self._source(at.epoch, at.start, lambda: plan.batches(at.epoch, start=at.start))
+        assert isinstance(plan, StreamPlan) and isinstance(fetcher, StreamFetcher)
+        turns = self._turns(plan, at)
+        source = self._source(at.epoch, at.start, lambda: turns)
+        return StreamSource(source, turns, on_close=lambda: fetcher.forget(turns.run))
+
+    def _turns(self, plan: StreamPlan, at: Position) -> Turns:
+        """The tasks of a pass over a stream: from the place that the dataset knows itself, or past what was consumed."""
+        trail, states = at.trail(), None
+        if at.start and trail is not None and not trail.ended:
+            states = trail.states
+            if states is None:
+                told = told_state(
+                    self.dataset, at.epoch, batches=at.start, batch_size=plan.batch_size, num_workers=plan.workers
+                )
+                states = None if told is None else plan.positions(at.start, told)
+        return Turns(
+            plan,
+            at.epoch,
+            name=self.name,
+            start=at.start,
+            over=at.ended,
+            keep=(self.ahead + self.server.device.depth) // plan.workers + 3,
+            states=states,
+            firsts=at.trails[-1][1].firsts if at.start and at.trails else None,
+        )
+
+    def _source(self, epoch: int, start: int, tasks: Callable[[], Iterator[BatchTask]]) -> Any:
         if not self.num_workers:
-            return InlineSource(self.fetcher, self.plan.batches(epoch, start=start))
+            return InlineSource(self.fetcher, tasks())
         with self._lock:
             shared = self._persistent and not self._pool_busy
             if shared:
@@ -176,28 +210,25 @@ class Loader:
             pool = self._new_pool()
             self._before_start()
             pool.start()
-            return PoolSource(pool, self._stream(pool, epoch, start), give_back=lambda _: pool.close())
+            return PoolSource(pool, pool.stream(tasks(), ahead=self.ahead), give_back=lambda _: pool.close())
         try:
             self._before_start()
             pool = self._own_pool()
             return PoolSource(
                 pool,
-                self._begun_stream(pool, epoch, start) or self._stream(pool, epoch, start),
+                self._begun_stream(pool, epoch, start) or pool.stream(tasks(), ahead=self.ahead),
                 give_back=lambda following: self._return_pool(pool, epoch + 1, following),
-                following=(lambda: self._stream(pool, epoch + 1, 0)) if self._runs_on else None,
+                following=self._following(pool, epoch + 1),
             )
         except BaseException:
             self._pool_busy = False
             raise
 
-    def _stream(self, pool: WorkerPool, epoch: int, start: int) -> Stream:
-        return pool.stream(self.plan.batches(epoch, start=start), ahead=self.ahead)
-
-    @property
-    def _runs_on(self) -> bool:
-        """Whether workers begin with the next epoch while the device finishes this one: in training, whose plan draws
-        without touching the process's random state."""
-        return isinstance(self.plan, TrainPlan)
+    def _following(self, pool: WorkerPool, epoch: int) -> Callable[[], Stream] | None:
+        """What workers begin with while the device finishes an epoch: the next one, in training, whose plan draws without
+        touching the process's random state."""
+        plan = self.plan
+        return (lambda: pool.stream(plan.batches(epoch), ahead=self.ahead)) if isinstance(plan, TrainPlan) else None
 
     def _begun_stream(self, pool: WorkerPool, epoch: int, start: int) -> Stream | None:
         """What the workers have begun for just this pass; anything else that they have begun is dropped."""
@@ -244,7 +275,10 @@ class Loader:
     def draw(self, *, samples: int, draws: int) -> Iterator[Request]:
         """Requests for the first samples, made in this process from their headers, each with draws of its own."""
         fetcher = replace(self.fetcher, restore_rng=True, on_bad_sample="raise", ragged="list", collate_fn=None)
-        indices = tuple(range(min(samples, self.plan.num_samples)))
+        if isinstance(fetcher, StreamFetcher):
+            yield from fetcher.draw(samples=samples, batches=draws)
+            return
+        indices = tuple(range(min(samples, self.plan.num_samples or 0)))
         for epoch in range(draws):
             yield fetcher(BatchTask(epoch=epoch, step=0, indices=indices))
 
@@ -301,10 +335,11 @@ class Loader:
         return 0 if self._pool is None else self._pool.nbytes
 
     def __repr__(self) -> str:
-        return (
-            f"Loader({self.name}: {self.plan.num_samples} samples, {len(self)} batches of {self.batch_size}, "
-            f"{self.num_workers} workers, {self.server.device.torch_device})"
-        )
+        try:
+            size = f"{self.plan.num_samples} samples, {len(self)} batches"
+        except TypeError:
+            size = "a stream, batches"
+        return f"Loader({self.name}: {size} of {self.batch_size}, {self.num_workers} workers, {self.server.device.torch_device})"
 
 
 class LoaderPass:
@@ -321,7 +356,7 @@ class LoaderPass:
     def _begin(self) -> Pass:
         loader = self._loader
         self._at = loader.begin(self)
-        source = loader.source(self._at.epoch, self._at.start)
+        source = loader.source(self._at)
         try:
             self._pass = Pass(
                 loader.server, source, threaded=loader.num_workers > 0, watchdog_seconds=loader._watchdog_seconds
@@ -338,7 +373,11 @@ class LoaderPass:
         if self._closed:
             raise StopIteration
         first, queued, start = self._pass is None, self.ready, time.perf_counter()
-        delivered = next(self._pass or self._begin())
+        try:
+            delivered = next(self._pass or self._begin())
+        except StopIteration:
+            self._ended()
+            raise
         assert self._at is not None
         self._loader.totals.add(
             samples=len(delivered.indices),
@@ -349,11 +388,18 @@ class LoaderPass:
             seconds=delivered.seconds,
         )
         self._at.steps, self._at.indices = self._at.steps + 1, delivered.indices
+        if isinstance(delivered.task, StreamTask):
+            self._at.note(self._at.start + self._at.steps, delivered.task.after)
         batch, delivered.batch = delivered.batch, None
         self.last = delivered
         if self._batch_transform is not None:
             batch = self._batch_transform(batch, delivered.task)
         return batch
+
+    def _ended(self) -> None:
+        """The pass gave all there was; not one that was closed, whose end says nothing."""
+        if self._at is not None and not self._closed:
+            self._at.ended = True
 
     def __len__(self) -> int:
         """Batches of this pass: fewer than the loader's when it was resumed."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["batch_seed", "epoch_seed", "sample_seed", "seed_all", "seeded"]
+__all__ = ["batch_seed", "epoch_seed", "sample_seed", "seed_all", "seeded", "stream_seed"]
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -32,7 +32,7 @@ def _mix(x: int) -> int:
 
 
 # One domain for each use, so that sample 7 and step 7 of an epoch do not draw the same numbers.
-_SAMPLE, _BATCH, _ORDER = _mix(1), _mix(2), _mix(3)
+_SAMPLE, _BATCH, _ORDER, _STREAM = _mix(1), _mix(2), _mix(3), _mix(4)
 
 
 def sample_seed(seed: int, epoch: int, index: int) -> int:
@@ -52,6 +52,11 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
 def batch_seed(seed: int, epoch: int, step: int) -> int:
     """Seed of what is drawn once a batch (MixUp and friends), 64 bits; `step` is `BatchTask.step`."""
     return _mix(_mix(_mix(_BATCH ^ (seed & _MASK)) ^ (epoch & _MASK)) ^ (step & _MASK))
+
+
+def stream_seed(seed: int, epoch: int, number: int) -> int:
+    """Seed of what an iterated dataset itself draws for its sample `number`, 64 bits; `sample_seed` is what follows it."""
+    return _mix(_mix(_mix(_STREAM ^ (seed & _MASK)) ^ (epoch & _MASK)) ^ (number & _MASK))
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

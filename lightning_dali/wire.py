@@ -111,6 +111,16 @@ class KnownBad:
         """The task's indices."""
         return self.task.indices
 
+    @property
+    def worker(self) -> int | None:
+        """The task's worker."""
+        return self.task.worker
+
+    @property
+    def size(self) -> int:
+        """The task's size."""
+        return self.task.size
+
 
 @dataclass(frozen=True)
 class Slot:

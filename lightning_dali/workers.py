@@ -61,11 +61,17 @@ class _Worker:
     unwanted: set[int] = field(default_factory=set)
     """Tickets of an abandoned pass that it has not answered; it hears of them with its next task."""
 
+    def indices(self) -> list[int]:
+        """Of all its tasks; none where the dataset is iterated."""
+        return [index for task in list(self.tasks.values()) for index in task.indices]
+
     def death(self) -> WorkerError:
         """Why it is gone, in words."""
         self.process.join(1)
-        indices = [index for task in self.tasks.values() for index in task.indices]
+        indices = self.indices()
         doing = f" while fetching dataset indices {indices[:16]}{'...' if len(indices) > 16 else ''}" if indices else ""
+        if self.tasks and not indices:
+            doing = " while iterating over the dataset"
         return WorkerError(
             f"worker {self.number} (pid {self.process.pid}) died with {_how(self.process.exitcode)}{doing}. "
             "The next pass starts new workers."
@@ -221,12 +227,11 @@ class WorkerPool:
 
     def state(self) -> str:
         """What each worker is doing, in words."""
-        busy = [
-            f"worker {worker.number} (pid {worker.process.pid}) has dataset indices "
-            f"{[index for task in list(worker.tasks.values()) for index in task.indices][:8]}"
-            for worker in list(self._workers)
-            if worker.tasks
-        ]
+        busy = []
+        for worker in [one for one in list(self._workers) if one.tasks]:
+            indices = worker.indices()
+            has = f"dataset indices {indices[:8]}" if indices else "the next samples of its iterator to get"
+            busy.append(f"worker {worker.number} (pid {worker.process.pid}) has {has}")
         return "; ".join(busy) or "no worker has anything to do: the server is decoding"
 
     @property
@@ -294,9 +299,10 @@ class WorkerPool:
         """The worker with the fewest tasks, if it can take this one as well."""
         if not self._workers:
             raise WorkerError("the worker pool was closed while a pass was using it")
-        if len(task.indices) > LARGE_TASK:
-            return next((worker for worker in self._workers if not worker.tasks), None)
-        worker = min(self._workers, key=lambda one: (len(one.tasks) - len(one.unwanted), len(one.tasks)))
+        able = self._workers if task.worker is None else [self._workers[task.worker]]
+        if task.size > LARGE_TASK:
+            return next((worker for worker in able if not worker.tasks), None)
+        worker = min(able, key=lambda one: (len(one.tasks) - len(one.unwanted), len(one.tasks)))
         return worker if len(worker.tasks) - len(worker.unwanted) < OUTSTANDING_PER_WORKER else None
 
     def drop(self, tickets: Collection[int]) -> None:

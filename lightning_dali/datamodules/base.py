@@ -20,14 +20,16 @@ from lightning_dali.datamodules.host import Host, NoData
 from lightning_dali.datamodules.loops import SeenIndices, align_progress, restart_evaluation
 from lightning_dali.datamodules.options import Options
 from lightning_dali.datamodules.plain import check_dataset_transforms, check_transform, plain
+from lightning_dali.datamodules.streamed import plan_of_stream, size_of
 from lightning_dali.explain import Explanation, explain
 from lightning_dali.failures import BadSample, BadSamples
 from lightning_dali.fetch import Fetcher, Modality
 from lightning_dali.graph.spec import Device
 from lightning_dali.loader import Loader
 from lightning_dali.memory import Growth, MemoryReport, give_back, measure
-from lightning_dali.sampling import BatchPlan, BatchTask, EvalPlan, Shard, TrainPlan, user_plan
+from lightning_dali.sampling import BatchTask, EvalPlan, Plan, Shard, TrainPlan, user_plan
 from lightning_dali.seeding import batch_seed, seeded
+from lightning_dali.streams import StreamFetcher, is_stream
 
 logger = logging.getLogger(__name__)
 
@@ -249,9 +251,11 @@ class BaseDataModule(Host):
         shard, device = environment.shard_of(trainer), self._device()
         if name not in self._datasets:
             self._datasets[name] = [self._call(item) if is_factory(item) else item for item in members(given)]
-        sizes = [len(dataset) for dataset in self._datasets[name]]
+        workers = self._num_workers(device)
+        sizes = [size_of(one, batch_size=self.batch_size, num_workers=workers) for one in self._datasets[name]]
         sampling = (environment.overfits(trainer), environment.deals_samplers(trainer)) if name == "train" else ()
-        made_for = (shard, device, self.batch_size, sizes, sampling)
+        limit = environment.batch_limit(trainer, name) if any(map(is_stream, self._datasets[name])) else None
+        made_for = (shard, device, self.batch_size, sizes, sampling, limit)
         if name in self._loaders:
             if self._made_for[name] == made_for:
                 return
@@ -293,20 +297,10 @@ class BaseDataModule(Host):
     def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:
         options, train = self.options, name == "train"
         seed = environment.global_seed() if options.seed is None else options.seed
-        fetcher = Fetcher(
-            dataset=dataset,
-            modality=self.modality,
-            transform=self._train_transform if train else self._eval_transform,
-            collate_fn=self._collate_fn,
-            seed=seed,
-            rank=shard.rank,
-            on_bad_sample=options.on_bad_sample,
-            ragged=options.ragged,
-            with_index=options.with_index,
-        )
+        stream = is_stream(dataset)
         loader = Loader(
-            fetcher,
-            self._plan(name, dataset, shard, seed),
+            self._fetcher(name, dataset, shard, seed),
+            self._plan(name, dataset, shard, seed) if not stream else self._stream_plan(label, dataset, shard, device),
             device,
             num_workers=self._num_workers(device),
             prefetch=options.prefetch or environment.default_prefetch(),
@@ -322,10 +316,45 @@ class BaseDataModule(Host):
         )
         if name == "predict":
             loader.batch_sampler = SeenIndices(loader)
-        loader.trace()
+        if not stream:  # whose beginning may be far away, or open what workers must not inherit
+            loader.trace()
         return loader
 
-    def _plan(self, name: str, dataset: Any, shard: Shard, seed: int) -> BatchPlan:
+    def _fetcher(self, name: str, dataset: Any, shard: Shard, seed: int) -> Fetcher:
+        options = self.options
+        common: dict[str, Any] = {
+            "dataset": dataset,
+            "modality": self.modality,
+            "transform": self._train_transform if name == "train" else self._eval_transform,
+            "collate_fn": self._collate_fn,
+            "seed": seed,
+            "rank": shard.rank,
+            "on_bad_sample": options.on_bad_sample,
+            "ragged": options.ragged,
+            "with_index": options.with_index,
+        }
+        if is_stream(dataset):
+            return StreamFetcher(**common, world_size=shard.world_size)
+        return Fetcher(**common)
+
+    def _stream_plan(self, label: str, dataset: Any, shard: Shard, device: Device) -> Plan:
+        return plan_of_stream(
+            dataset,
+            self._trainer_or_none,
+            name=label,
+            batch_size=self.batch_size,
+            shard=shard,
+            num_workers=self._num_workers(device),
+            drop_last=self.options.drop_last,
+            own_order=self._orders,
+        )
+
+    @property
+    def _orders(self) -> bool:
+        """Whether the user told in which order training takes the samples."""
+        return self._sampler is not None or self._batch_sampler is not None
+
+    def _plan(self, name: str, dataset: Any, shard: Shard, seed: int) -> Plan:
         size = len(dataset)
         if size == 0:
             raise ValueError(f"the {name} dataset is empty: {dataset!r}. Check its root folder and its split.")

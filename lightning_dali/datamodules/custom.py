@@ -24,6 +24,7 @@ from lightning_dali.loader import Loader
 from lightning_dali.modalities import CustomModality
 from lightning_dali.proxies.custom import Proxies, ProxyInputError
 from lightning_dali.sampling import Shard
+from lightning_dali.streams import StreamFetcher
 
 OUTPUT_DEVICES = ("auto", "cpu")
 PIPELINES = ("train_pipeline", "val_pipeline", "test_pipeline", "predict_pipeline")
@@ -192,7 +193,12 @@ def _definitions(given: Mapping[str, Pipelines]) -> dict[str, dict[str | None, P
 
 
 def _check_inputs(fetcher: Fetcher) -> None:
-    """Calls the dataset once, so that wrong names are told at setup; what else goes wrong the first pass will tell."""
+    """Calls the dataset once, so that wrong names are told at setup; what else goes wrong the first pass will tell.
+
+    Not a stream: its first sample may be far away.
+    """
+    if isinstance(fetcher, StreamFetcher):
+        return
     try:
         replace(fetcher, restore_rng=True).sample(0, 0)
     except ProxyInputError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
+
+from lightning_dali.streams import is_stream
 
 Datasets = Any
 """A dataset, a zero-argument factory of one; for evaluation also a list or dict of them."""
@@ -33,15 +35,16 @@ def check_dataset(stage: str, given: Datasets) -> None:
             "Join several with torch.utils.data.ConcatDataset."
         )
     for item in members(given):
-        if isinstance(item, IterableDataset):
+        if isinstance(item, Iterator):
             raise TypeError(
-                f"{stage}_dataset is an IterableDataset ({type(item).__name__}): it cannot be sharded and resumed by index. "
-                "Pass a dataset with __getitem__ and __len__."
+                f"{stage}_dataset is {item!r}, which can be gone through only once: pass an IterableDataset whose __iter__ makes "
+                "a new iterator."
             )
-        if not is_factory(item) and not (hasattr(item, "__getitem__") and hasattr(item, "__len__")):
+        indexed = hasattr(item, "__getitem__") and hasattr(item, "__len__")
+        if not (indexed or is_factory(item) or is_stream(item)):
             raise TypeError(
-                f"{stage}_dataset is {item!r}: expected a dataset with __getitem__ and __len__, or a zero-argument function "
-                "that makes one."
+                f"{stage}_dataset is {item!r}: expected a dataset with __getitem__ and __len__, an IterableDataset, or a "
+                "zero-argument function that makes one."
             )
 
 
@@ -49,6 +52,9 @@ def describe(given: Datasets) -> str:
     """How many samples a stage has, without making or reading anything."""
     if given is None:
         return "none"
-    sizes = ["made at setup" if is_factory(item) else f"{len(item)} samples" for item in members(given)]
+    sizes = [
+        "made at setup" if is_factory(item) else "a stream" if is_stream(item) else f"{len(item)} samples"
+        for item in members(given)
+    ]
     names = list(given) if isinstance(given, Mapping) else [""] * len(sizes)
     return ", ".join(f"{name} {size}".strip() for name, size in zip(names, sizes, strict=True))

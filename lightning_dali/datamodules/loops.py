@@ -11,6 +11,7 @@ from typing import Any
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 
 from lightning_dali.loader import Loader
+from lightning_dali.sampling import StreamPlan
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +29,16 @@ def align_progress(trainer: Any, loader: Loader) -> None:
         return
     saved, at.saved = at.saved, None
     progress = trainer.fit_loop.epoch_loop.batch_progress.current
+    if isinstance(plan, StreamPlan):  # counts batches too; without a length Lightning takes one ahead
+        if progress.processed < at.start:
+            at.start, at.ended = progress.processed, False
+        return
     if saved.done == progress.processed + 1:
         at.start = saved.before
     before, now = (saved.world_size, saved.batch_size), (plan.shard.world_size, plan.batch_size)
     if before == now:
         return
-    done = len(plan) - plan.num_steps(start=at.start)
+    done = plan.done(at.start)
     logger.info(
         "resumed in epoch %d after %d %s: saved with (world_size, batch_size) = %s, now %s; %d of %d step(s) count as done.",
         *(at.epoch, at.start, plan.position_unit, before, now, done, len(plan)),

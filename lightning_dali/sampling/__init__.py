@@ -23,7 +23,8 @@ BatchSamplerPlan, batches a b c           0        a        b
 
 from lightning_dali.sampling.buckets import DurationPlan
 from lightning_dali.sampling.cut import Shard
-from lightning_dali.sampling.plans import BatchPlan, BatchTask, EvalPlan, TrainPlan
+from lightning_dali.sampling.plans import BatchPlan, BatchTask, EvalPlan, Plan, TrainPlan
+from lightning_dali.sampling.streams import Rest, StreamPlan, StreamTask, Trail, stream_plan
 from lightning_dali.sampling.user import BatchSamplerPlan, SamplerPlan, user_plan
 
 __all__ = [
@@ -32,8 +33,14 @@ __all__ = [
     "BatchTask",
     "DurationPlan",
     "EvalPlan",
+    "Plan",
+    "Rest",
     "SamplerPlan",
     "Shard",
+    "StreamPlan",
+    "StreamTask",
+    "Trail",
     "TrainPlan",
+    "stream_plan",
     "user_plan",
 ]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,20 +26,27 @@ class BatchTask:
     """Dataset indices, in batch order."""
     repeated: tuple[bool, ...] = ()
     """For each index: whether it is there only to fill a slot, another rank having it too. Empty: none is."""
+    worker: int | None = None
+    """The only worker that can make it; None: any."""
 
     def __post_init__(self) -> None:
         if self.repeated and len(self.repeated) != len(self.indices):
             raise ValueError(f"{len(self.indices)} indices but {len(self.repeated)} flags: give one each, or none.")
 
+    @property
+    def size(self) -> int:
+        """About how much there is to send, in indices."""
+        return len(self.indices)
 
-class BatchPlan(ABC):
-    """Which samples this rank takes at each step of an epoch; all ranks take the same number of steps."""
 
-    num_samples: int
-    """Length of the dataset that the indices point into."""
+class Plan(ABC):
+    """What this rank takes at each step of an epoch."""
+
     batch_size: int
     """Most samples of this rank in a step; of a batch sampler, only what it was said to be."""
     shard: Shard
+    num_samples: int | None
+    """Length of the dataset, if it has one."""
     position_unit: ClassVar[str] = "samples"
     """What positions count. A position is only good for a plan of the same unit."""
 
@@ -52,6 +59,37 @@ class BatchPlan(ABC):
     def order(self) -> str:
         """What makes the order, in words. A position is only good for a plan of the same order."""
         return "a permutation" if self.shuffled else "the dataset"
+
+    def __len__(self) -> int:
+        """Number of batches on this rank in a full epoch."""
+        return self.num_steps()
+
+    @abstractmethod
+    def num_steps(self, *, start: int = 0) -> int:
+        """Number of batches on this rank from position `start` on; 0 if the epoch is over there."""
+
+    @abstractmethod
+    def position(self, steps: int, *, start: int = 0) -> int:
+        """The position after `steps` batches from `start`."""
+
+    def is_over(self, position: int) -> bool:
+        """Whether no batch comes after `position`."""
+        return self.num_steps(start=position) == 0
+
+    def done(self, position: int) -> int:
+        """How many batches of an epoch lie before `position`."""
+        return len(self) - self.num_steps(start=position)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a position inside an epoch to mean the same samples, in plain numbers and words."""
+        return {"num_samples": self.num_samples, "order": self.order, "unit": self.position_unit}
+
+
+class BatchPlan(Plan):
+    """Which samples of an indexed dataset this rank takes; all ranks take the same number of steps."""
+
+    num_samples: int
+    """Length of the dataset that the indices point into."""
 
     def __post_init__(self) -> None:
         cut = self._cut  # made on every rank, for its checks
@@ -68,9 +106,9 @@ class BatchPlan(ABC):
         """The position at which every sample of an epoch is consumed: `num_samples`, or what a user's sampler gives."""
         return self._cut.size * self._cut.copies
 
-    def __len__(self) -> int:
-        """Number of batches on this rank in a full epoch."""
-        return self.num_steps()
+    def identity(self) -> dict[str, Any]:
+        """Also how many samples an epoch has."""
+        return {**super().identity(), "epoch_size": self.epoch_size}
 
     def num_steps(self, *, start: int = 0) -> int:
         """Number of batches on this rank from position `start` on; 0 if the epoch is over there."""

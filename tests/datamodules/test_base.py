@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
@@ -78,10 +77,6 @@ def test_samplers_that_cannot_be_honoured(dataset: IndexedImages) -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(4))
 
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(4))
-
     for error, message, options in (
         (ValueError, "sampler and batch_sampler are both given", {"sampler": [1], "batch_sampler": [[1]]}),
         (TypeError, "sampler is 5: expected an iterable of dataset indices", {"sampler": 5}),
@@ -93,8 +88,6 @@ def test_samplers_that_cannot_be_honoured(dataset: IndexedImages) -> None:
     ):
         with pytest.raises(error, match=message):
             order(dataset, **options)
-    with pytest.raises(TypeError, match="train_dataset is an IterableDataset"):
-        datamodule(Stream())
 
 
 # -- evaluation ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
@@ -120,11 +120,6 @@ class Refusal(NamedTuple):
     words: str
 
 
-class Stream(IterableDataset):
-    def __iter__(self) -> Any:
-        return iter(())
-
-
 REFUSALS = [
     Refusal({"batch_size": 0}, ValueError, "batch_size is 0: it must be 1 or more; it counts the samples of one rank"),
     Refusal({"batch_size": 2.5}, TypeError, r"batch_size is 2\.5 \(float\): expected an int"),
@@ -141,7 +136,7 @@ REFUSALS = [
     Refusal({"multiprocessing_context": "thread"}, ValueError, "multiprocessing_context is 'thread': allowed are fork"),
     Refusal({"hw_decoder_load": 2}, ValueError, "hw_decoder_load is 2: it is a share, from 0 to 1, or None"),
     Refusal({"train_dataset": [IndexedImages([])]}, TypeError, "train_dataset is a list.*ConcatDataset"),
-    Refusal({"train_dataset": Stream()}, TypeError, "train_dataset is an IterableDataset.*__getitem__ and __len__"),
+    Refusal({"train_dataset": iter([1])}, TypeError, "which can be gone through only once: pass an IterableDataset"),
     Refusal({"val_dataset": {"a": 3}}, TypeError, "val_dataset.*expected a dataset with __getitem__ and __len__"),
 ]
 
