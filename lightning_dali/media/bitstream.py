@@ -142,9 +142,29 @@ def with_joint(codec: str, data: bytes, length_bytes: int) -> bytes:
     return bytes(changed)
 
 
-def has_parameters(data: bytes, length_bytes: int) -> bool:
-    """Whether an H.264 packet carries a sequence parameter set of its own."""
-    return any(end > start and data[start] & 31 == _H264_SPS for start, end in nal_units(data, length_bytes))
+def parameter_sets(codec: str, extradata: bytes | None, length_bytes: int) -> bytes:
+    """The parameter sets of a stream's header with start codes; nothing where it has none.
+
+    Args:
+        codec: h264 or hevc.
+        extradata: avcC or hvcC (ISO/IEC 14496-15, 5.3.3.1 and 8.3.3.1), or parameter sets with start codes.
+        length_bytes: see `nal_length_bytes`.
+    """
+    if not extradata or not length_bytes:
+        return extradata or b""
+    found, at = [], 5 if codec == "h264" else 22
+    arrays = 2 if codec == "h264" else extradata[at]
+    at += codec == "hevc"
+    for array in range(arrays):
+        if codec == "h264":
+            count, at = extradata[at] & (31 if array == 0 else 255), at + 1
+        else:
+            count, at = int.from_bytes(extradata[at + 1 : at + 3], "big"), at + 3
+        for _ in range(count):
+            size = int.from_bytes(extradata[at : at + 2], "big")
+            found.append(b"\0\0\0\1" + extradata[at + 2 : at + 2 + size])
+            at += 2 + size
+    return b"".join(found)
 
 
 def with_start_codes(data: bytes, length_bytes: int) -> bytes:

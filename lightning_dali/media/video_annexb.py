@@ -13,7 +13,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from lightning_dali.media.bitstream import with_start_codes
+from lightning_dali.media.bitstream import parameter_sets, with_start_codes
 from lightning_dali.media.video_cut import _gather
 from lightning_dali.media.video_index import Ints, VideoError, VideoIndex
 from lightning_dali.media.video_open import Source, new_packet
@@ -60,31 +60,6 @@ def cut_packets(source: Source, index: VideoIndex, frames: npt.ArrayLike) -> Pac
     shown = np.sort(ranks[ranks >= 0])
     positions = np.searchsorted(shown, index.packets.ranks[index.frame_packets[wanted]])
     return PacketCut(data, np.where(wanted < 0, -1, positions), len(shown))
-
-
-def parameter_sets(codec: str, extradata: bytes | None, length_bytes: int) -> bytes:
-    """The parameter sets of a stream's header with start codes; nothing where it has none.
-
-    Args:
-        codec: h264 or hevc.
-        extradata: avcC or hvcC (ISO/IEC 14496-15, 5.3.3.1 and 8.3.3.1), or parameter sets with start codes.
-        length_bytes: see `bitstream.nal_length_bytes`.
-    """
-    if not extradata or not length_bytes:
-        return extradata or b""
-    found, at = [], 5 if codec == "h264" else 22
-    arrays = 2 if codec == "h264" else extradata[at]
-    at += codec == "hevc"
-    for array in range(arrays):
-        if codec == "h264":
-            count, at = extradata[at] & (31 if array == 0 else 255), at + 1
-        else:
-            count, at = int.from_bytes(extradata[at + 1 : at + 3], "big"), at + 3
-        for _ in range(count):
-            size = int.from_bytes(extradata[at : at + 2], "big")
-            found.append(b"\0\0\0\1" + extradata[at + 2 : at + 2 + size])
-            at += 2 + size
-    return b"".join(found)
 
 
 def decode_packets(

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lightning_dali.media.bitstream import with_joint
+from lightning_dali.media.bitstream import parameter_sets, with_joint
 from lightning_dali.media.video_index import Ints, VideoIndex
 from lightning_dali.media.video_mux import Parcel, write_file
 from lightning_dali.media.video_open import Source
 from lightning_dali.media.video_packets import Packets, open_packets
 from lightning_dali.media.video_plan import check_frames, needed, plan
+from lightning_dali.media.video_sps import CodedPicture, Window, parameter_units, uncroppable
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +32,11 @@ class CutClip:
     codec: str
     """FFmpeg's name."""
     width: int
-    """Pixels, as in the file's header: what the frames measure before the video's `rotation`."""
+    """Pixels, as in the file's header: what its frames measure before the video's `rotation`."""
     height: int
     """Like `width`."""
+    window: Window | None = None
+    """top, left, height, width of what is to be shown of its frames, where the file was uncropped; None for all."""
 
 
 def cut(source: Source, index: VideoIndex, frames: npt.ArrayLike, *, uncrop: bool = False) -> CutClip:
@@ -46,9 +49,9 @@ def cut(source: Source, index: VideoIndex, frames: npt.ArrayLike, *, uncrop: boo
         source: a path or a whole file, the one that `index` was made from.
         index: from `build_index` or `IndexCache`.
         frames: frame numbers in any order, also repeated; -1 for padding.
-        uncrop: H.264 only: make the stream show its whole coded picture, with the header's size left as it is. DALI's
-            decoder cache then works for sizes that are not multiples of 16, and still gives frames of the header's
-            size; other decoders give the coded size.
+        uncrop: H.264 only: where it can be (`video_sps.uncroppable`) make the file show its whole coded picture, and say
+            in `CutClip.window` what is to be cut out of it. DALI keeps a decoder from clip to clip only where the size
+            that is shown is the coded one.
 
     Raises:
         ValueError: no frames, a frame that the video has not, `uncrop` for another codec.
@@ -63,9 +66,30 @@ def cut(source: Source, index: VideoIndex, frames: npt.ArrayLike, *, uncrop: boo
         ranks = index.packets.ranks[list(kept)]
         shown = np.sort(ranks[ranks >= 0])
         parcels = _timed(index, kept, shown)
-        data = write_file(packets.template, parcels, index, uncrop=uncrop)
+        picture = _whole_picture(index, packets, kept) if uncrop and index.cropped else None
+        size = (picture.height, picture.width) if picture else (index.height, index.width)
+        data = write_file(packets.template, parcels, index, uncrop=size if picture else None)
     positions = np.searchsorted(shown, index.packets.ranks[index.frame_packets[wanted]])
-    return CutClip(data, np.where(wanted < 0, -1, positions), len(shown), index.codec, index.width, index.height)
+    return CutClip(
+        data,
+        np.where(wanted < 0, -1, positions),
+        num_frames=len(shown),
+        codec=index.codec,
+        width=size[1],
+        height=size[0],
+        window=picture.window if picture else None,
+    )
+
+
+def _whole_picture(index: VideoIndex, packets: Packets, kept: dict[int, bytes]) -> CodedPicture | None:
+    """What `uncroppable` says of a clip."""
+    header = parameter_sets(index.codec, packets.template.codec_context.extradata, packets.length_bytes)
+    units = parameter_units(header, 0)
+    if not units:
+        return None  # all in packets: the header could not be rewritten
+    for data in kept.values():
+        units |= parameter_units(data, packets.length_bytes)
+    return uncroppable(index, units)
 
 
 def _gather(index: VideoIndex, packets: Packets, wanted: Ints) -> dict[int, bytes]:

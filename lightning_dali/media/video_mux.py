@@ -9,9 +9,10 @@ from typing import Any
 
 import av
 
-from lightning_dali.media.bitstream import has_parameters, nal_length_bytes, with_start_codes
+from lightning_dali.media.bitstream import nal_length_bytes, parameter_sets
 from lightning_dali.media.video_index import VideoError, VideoIndex
 from lightning_dali.media.video_open import new_packet
+from lightning_dali.media.video_sps import all_shown
 
 _MP4_CODECS = {"h264", "hevc", "vvc", "av1", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg"}
 """What FFmpeg's MP4 muxer takes and decoders expect there."""
@@ -19,8 +20,6 @@ _MOV_CODECS = {"h263", "prores", "dnxhd"}
 """What only its MOV muxer takes. Everything else goes into Matroska."""
 _FRAME_SECONDS = Fraction(1, 30)
 """About how long each frame of a cut lasts: all the same, so that a decoder that dislikes odd frame rates sees none."""
-_UNCROP = "h264_metadata=crop_left=0:crop_right=0:crop_top=0:crop_bottom=0"
-"""FFmpeg's bitstream filter that rewrites the cropping rectangle in sequence parameter sets (H.264, 7.4.2.1.1)."""
 _UPRIGHT = b"".join(n.to_bytes(4, "big") for n in (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30))
 """The matrix of an MP4 track that is not rotated (ISO/IEC 14496-12, 8.3.2)."""
 
@@ -50,7 +49,9 @@ def empty_file(template: Any, codec: str) -> bytes:
     return _upright(buffer.getvalue())
 
 
-def write_file(template: Any, parcels: Iterable[Parcel], index: VideoIndex, *, uncrop: bool = False) -> bytes:
+def write_file(
+    template: Any, parcels: Iterable[Parcel], index: VideoIndex, *, uncrop: tuple[int, int] | None = None
+) -> bytes:
     """A file with these packets, in decode order, as its only stream; without rotation.
 
     Args:
@@ -58,7 +59,7 @@ def write_file(template: Any, parcels: Iterable[Parcel], index: VideoIndex, *, u
         parcels: the packets.
         index: the video's: its codec decides the format (MP4, or Matroska for what MP4 cannot hold), its size goes into
             the header.
-        uncrop: H.264 only: make the stream show its whole coded picture; the header keeps the size.
+        uncrop: H.264 only: the size (H, W) of the coded picture, all of which the stream then shows and the header says.
 
     Raises:
         VideoError: no format here holds the codec.
@@ -66,17 +67,15 @@ def write_file(template: Any, parcels: Iterable[Parcel], index: VideoIndex, *, u
     buffer = BytesIO()
     length_bytes = nal_length_bytes(index.codec, template.codec_context.extradata)
     with _output(buffer, template, index.codec) as (output, stream):
-        bitstream_filter = av.bitstream.BitStreamFilterContext(_UNCROP, template, stream) if uncrop else None
         context, tick = stream.codec_context, template.time_base
-        context.width, context.height, context.pix_fmt = index.width, index.height, index.pix_fmt
+        context.height, context.width = uncrop or (index.height, index.width)
+        context.pix_fmt = index.pix_fmt
+        if uncrop:  # without FFmpeg's h264_metadata, which gives nothing usable for transport streams
+            context.extradata = all_shown(parameter_sets(index.codec, context.extradata, length_bytes), 0)
         step = max(1, round(_FRAME_SECONDS / tick))
         for parcel in parcels:
-            packet = new_packet(parcel.data)
-            if bitstream_filter is not None:  # which writes start codes, so the muxer expects them everywhere
-                if has_parameters(parcel.data, length_bytes):
-                    (packet,) = bitstream_filter.filter(packet)
-                else:
-                    packet = new_packet(with_start_codes(parcel.data, length_bytes))
+            # the muxer expects start codes in packets when there are some in the header
+            packet = new_packet(all_shown(parcel.data, length_bytes) if uncrop else parcel.data)
             packet.pts, packet.dts, packet.duration = parcel.pts * step, parcel.dts * step, step
             packet.time_base = tick
             packet.is_keyframe, packet.stream = parcel.is_keyframe, stream

@@ -250,8 +250,7 @@ class VideoModality:
         """Chooses each clip's decoder and makes what travels: packets, a cut file, or frames."""
         hard = [item for item in planned if self.fits_hardware(item.source)]
         for item in hard:
-            item.decoder = self.hardware or ""
-            item.job, item.blobs = job_of(item.source, item.decoder)
+            item.assign(self.hardware or "")
         if self.share and hard:
             for item in Share.of_this_worker(self.num_workers).choose(hard):
                 item.decoder = "frames"
@@ -259,6 +258,8 @@ class VideoModality:
             if item.decoder == "frames":
                 item.head, frames = shrink(item.head, item.source.frames())
                 item.job, item.blobs = None, [frames]
+            else:
+                item.settle_window()
 
     def fits_hardware(self, source: VideoSource) -> bool:
         """Whether the device's decoder is given a clip."""

@@ -11,10 +11,12 @@ import torch
 
 from lightning_dali.graph.image import ImageSpec, head_inputs
 from lightning_dali.graph.pixels import PixelSpec
-from lightning_dali.graph.plan import Head, plan_tail
+from lightning_dali.graph.plan import Head, Window, plan_tail
 from lightning_dali.graph.tail import group_key
 from lightning_dali.graph.video import ClipJob, VideoSpec
+from lightning_dali.media import CutClip
 from lightning_dali.modalities.image import families
+from lightning_dali.modalities.video_window import sticks_out, within
 from lightning_dali.proxies.video_source import VideoSource
 from lightning_dali.wire import Blobs, Lane
 
@@ -32,29 +34,47 @@ class Item:
     decoder: str = "frames"
     blobs: list[np.ndarray] = field(default_factory=list)
     job: ClipJob | None = None
+    window: Window | None = None
+    """What is shown of the pictures that the job's decoder gives, where they are larger."""
+
+    def assign(self, hardware: str) -> None:
+        """Makes the job of a hardware decoder."""
+        self.decoder = hardware
+        self.job, self.blobs, self.window = job_of(self.source, hardware, uncrop=not sticks_out(self.head))
+
+    def settle_window(self) -> None:
+        """Moves the head's windows to where they are in the decoder's pictures, once the decoder is chosen for good."""
+        if self.window is not None and self.job is not None:
+            self.head = within(self.head, (self.job.height, self.job.width), self.window)
 
 
-def job_of(source: VideoSource, hardware: str) -> tuple[ClipJob, list[np.ndarray]]:
-    """What a hardware decoder is told of a clip, and the packets or the file that it gets."""
+def job_of(
+    source: VideoSource, hardware: str, *, uncrop: bool = True
+) -> tuple[ClipJob, list[np.ndarray], Window | None]:
+    """What a hardware decoder is told of a clip, the packets or the file that it gets, and what is shown of its pictures.
+
+    Args:
+        source: The clip.
+        hardware: "nvdec" or "dali".
+        uncrop: Whether DALI's decoder may give more than is shown, where that spares it a new session for each clip
+            (docs/decisions/0004).
+    """
     index = source.index
     assert index is not None
-    if hardware == "nvdec":
-        cut = source.packets()
-        frames, num_frames, blobs = cut.frames, cut.num_frames, cut.packets
-    else:
-        file = source.file()
-        frames, num_frames, blobs = file.frames, file.num_frames, [file.data]
+    cut = source.packets() if hardware == "nvdec" else source.file(uncrop=uncrop)
+    sized = cut if isinstance(cut, CutClip) else index
     job = ClipJob(
-        frames,
-        num_frames,
+        cut.frames,
+        cut.num_frames,
         index.codec,
-        index.width,
-        index.height,
+        sized.width,
+        sized.height,
         index.rotation,
         color_matrix=index.color_matrix,
         color_range=index.color_range,
     )
-    return job, [np.frombuffer(blob, np.uint8) for blob in blobs]
+    blobs, window = ([cut.data], cut.window) if isinstance(cut, CutClip) else (cut.packets, None)
+    return job, [np.frombuffer(blob, np.uint8) for blob in blobs], window
 
 
 def by_template(group: list[Item]) -> list[tuple[ImageSpec, list[Item]]]:

@@ -9,6 +9,7 @@ import torch
 from torchvision.transforms.v2 import functional as F
 
 from lightning_dali.graph.plan import Head
+from lightning_dali.modalities.video_window import sticks_out
 
 WORTH = 4
 """Frames that resizing makes so many times smaller are resized here: 16 of 1920x1080 are 100 MB, and copying them takes as
@@ -27,7 +28,7 @@ def shrink(head: Head, frames: np.ndarray) -> tuple[Head, np.ndarray]:
     """
     if head.first is not None:
         top, left, height, width = head.first
-        if top >= 0 and left >= 0 and top + height <= head.size[0] and left + width <= head.size[1]:
+        if not sticks_out(head):
             frames = frames[:, top : top + height, left : left + width]
             head = replace(head, size=(height, width), first=None)
     resized = head.resized

@@ -95,18 +95,18 @@ class VideoSource:
         packets: PacketCut = self._cuts["packets"]
         return packets
 
-    def file(self) -> CutClip:
-        """The packets that the clip needs, as a file.
+    def file(self, *, uncrop: bool = False) -> CutClip:
+        """The packets that the clip needs, as a file; with `uncrop`, H.264 shows its whole coded picture where it can.
 
         Raises:
             VideoError: They cannot be read.
         """
-        if "file" not in self._cuts:
-            video, index = self._file()
-            # Not uncropped, which would spare DALI's decoder a new session for each clip: it then scales the coded
-            # picture to the size shown instead of cropping it (docs/decisions/0004)
-            self._cuts["file"] = cut(video, index, self.clip.frames)
-        file: CutClip = self._cuts["file"]
+        video, index = self._file()
+        uncrop = uncrop and index.codec == "h264" and index.cropped
+        name = "uncropped file" if uncrop else "file"
+        if name not in self._cuts:
+            self._cuts[name] = cut(video, index, self.clip.frames, uncrop=uncrop)
+        file: CutClip = self._cuts[name]
         return file
 
     def _file(self) -> tuple[str | bytes, VideoIndex]:
