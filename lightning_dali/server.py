@@ -50,6 +50,7 @@ class Executors:
         self._stream: Any = None
         self._limit = MAX_EXECUTORS
         self._built: dict[LaneSpec, Executor] = {}
+        self._changes = 0
 
     def get_all(self, lanes: list[Lane], *, busy: Callable[[Executor], bool]) -> list[Executor] | None:
         """The executors of one request's lanes; None when one must be rebuilt first and still has work (`busy`).
@@ -57,17 +58,15 @@ class Executors:
         What serves one lane may be rebuilt to serve the next as well, so they are asked for until the answer stays.
         """
         self._limit = max(self._limit, len(lanes))
-        before: list[Executor] = []
         while True:
-            found = []
+            before, found = self._changes, []
             for lane in lanes:
                 executor = self.get(lane.spec, len(lane), busy=busy)
                 if executor is None:
                     return None
                 found.append(executor)
-            if len(before) == len(found) and all(old is new for old, new in zip(before, found, strict=True)):
+            if self._changes == before:  # none was built or closed for a later lane: all of them are there
                 return found
-            before = found
 
     def get(self, spec: LaneSpec, rows: int, *, busy: Callable[[Executor], bool]) -> Executor | None:
         """The executor that serves `spec`; None when one must be rebuilt first and still has work (`busy`)."""
@@ -76,22 +75,22 @@ class Executors:
                 return None
             self.close()
             self.max_batch_size = rows
+        serving = next((built for built in self._built if built.merge(spec) == built), None)
+        if serving is not None:
+            self._built[serving] = self._built.pop(serving)  # used last
+            return self._built[serving]
         for built, executor in self._built.items():
             union = built.merge(spec)
-            if union is None:
-                continue
-            if union == built:
-                self._built[built] = self._built.pop(built)  # used last
-                return executor
-            if busy(executor):
-                return None
-            self._built.pop(built).close()
-            return self._build(union)
+            if union is not None:
+                if busy(executor):
+                    return None
+                self._close(built)
+                return self._build(union)
         if len(self._built) >= self._limit:
             oldest = next(iter(self._built))
             if busy(self._built[oldest]):
                 return None
-            self._built.pop(oldest).close()
+            self._close(oldest)
         return self._build(spec)
 
     def _build(self, spec: LaneSpec) -> Executor:
@@ -99,7 +98,12 @@ class Executors:
             spec = expected.merge(spec) or spec
         executor = spec.build(self.device, max_batch_size=self.max_batch_size)
         self._built[spec] = executor
+        self._changes += 1
         return executor
+
+    def _close(self, spec: LaneSpec) -> None:
+        self._changes += 1
+        self._built.pop(spec).close()
 
     def stream(self) -> Any:
         """The CUDA stream of everything done here, None on the CPU; one for good, since torch caches memory by stream."""
@@ -115,7 +119,7 @@ class Executors:
     def close(self) -> None:
         """Frees every graph."""
         while self._built:
-            self._built.popitem()[1].close()
+            self._close(next(reversed(self._built)))
 
 
 class Server:

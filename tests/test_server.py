@@ -3,11 +3,12 @@
 The graphs here are a few lines of Python, so that they can fail when they are told to.
 """
 
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ import pytest
 
 import lightning_dali.server as server_module
 from lightning_dali.delivery import Delivered
+from lightning_dali.graph.image import ImageSpec
 from lightning_dali.graph.spec import Device, Executor, LaneSpec
 from lightning_dali.passes import Pass
 from lightning_dali.sampling import BatchTask
-from lightning_dali.server import MAX_EXECUTORS, Server
+from lightning_dali.server import MAX_EXECUTORS, Executors, Server
 from lightning_dali.wire import Blobs, KnownBad, Lane, Request, SlotStack
 from lightning_dali.worker import Failure
 from lightning_dali.workers import Packed
@@ -86,6 +88,18 @@ def request(step: int, rows: list[int], spec: LaneSpec, name: str) -> Request:
     )
     places = SlotStack((0,) * len(rows), tuple(range(len(rows))))
     return Request(BatchTask(0, step, tuple(rows)), [lane], (places, rows), tuple(rows))
+
+
+@dataclass(frozen=True)
+class Windowed(ImageSpec):
+    """An image's spec, whose graph is none."""
+
+    def merge(self, other: LaneSpec) -> Any:
+        assert isinstance(other, Windowed)
+        return super().merge(other)
+
+    def build(self, device: Device, *, max_batch_size: int) -> Executor:
+        return DoublingExecutor(self, max_batch_size)  # type: ignore[arg-type]  # only asked for its spec
 
 
 class Batches:
@@ -213,6 +227,24 @@ def test_graphs_grow_when_a_batch_needs_more_and_wait_until_they_are_empty(threa
     assert [rows_of(delivered) for delivered in Pass(server, source, threaded=threaded)] == batches
     assert source.freed == source.given
     assert sorted((one.kind, len(one.stages)) for one in server.specs) == [("a", 2), ("b", 3)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.timeout(20)  # it once went round for ever
+def test_lanes_that_several_graphs_serve_find_theirs() -> None:
+    """A window that sticks out shows a fill, and graphs of two fills both serve one that does not stick out."""
+    whole = Windowed(first=True)
+    black, gray = (replace(whole, first_pads=True, fill=(fill,)) for fill in (0.0, 30.0))
+    rng = random.Random(0)
+    for expected in ([], [gray], [whole, black]):
+        lent = Executors(Device(None, num_threads=1), 4, expected=expected)
+        for _ in range(20):
+            specs = [rng.choice([whole, black, gray]) for _ in range(rng.randint(1, 6))]
+            lanes = [request(0, [1], spec, "image").lanes[0] for spec in specs]
+            found = lent.get_all(lanes, busy=lambda one: False)
+            assert found is not None
+            for one, spec in zip(found, specs, strict=True):
+                assert isinstance(one, DoublingExecutor)
+                assert one.spec.merge(spec) == one.spec and not one.closed
 
 
 def test_only_so_many_graphs_are_kept(threaded: bool) -> None:
