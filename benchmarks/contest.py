@@ -1,8 +1,8 @@
 """Several contenders in one process, by turns: what a noisy machine does to one of them it does to all.
 
-A contender whose turn it is not stands still: its worker processes are stopped (SIGSTOP), so that none refills its queues on the
-cores of another. One that fails, or gives nothing for too long, is left out with a sentence. Every figure is printed when it is
-there.
+A contender whose turn it is not stands still: its worker processes are stopped (SIGSTOP) and its threads have finished what they had
+in hand, so that none refills its queues on the cores of another. One that fails, or gives nothing for too long, is left out with a
+sentence. Every figure is printed when it is there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ LIMIT_SECONDS = 25.0
 """A turn that takes so much longer than it should is given up."""
 ENTRY_SECONDS = 1.0
 """Of running that is not counted when a contender enters, after its first batch: caches fill, clocks rise."""
-
+SETTLE_SECONDS = 3.0
+"""At most, between turns."""
 
 Batches = Generator[Any, None, None]
 
@@ -152,6 +153,7 @@ class Contest:
         else:
             entry.workers = self._workers_of(entry)
             _send(entry.workers, signal.SIGSTOP)
+        _settle()
 
     def _workers_of(self, entry: Entry) -> set[psutil.Process]:
         """Those without children: what starts processes for others (a fork server) is not to stand still."""
@@ -213,6 +215,16 @@ def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
     for one in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.send_signal(number)
+
+
+def _settle() -> None:
+    """Waits until threads of this process have done what they had in hand: it is not to be done in the turn of another."""
+    end = time.perf_counter() + SETTLE_SECONDS
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(0.03)
+        if time.process_time() - before < 0.003:
+            return
 
 
 def _cpu_seconds(entry: Entry) -> float:

@@ -16,6 +16,7 @@ import av
 import numpy as np
 import torch
 from contest import Batches, Contender
+from lightning.fabric.utilities import move_data_to_device
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
 from nvidia.dali.plugin.pytorch.experimental import proxy as stock
@@ -43,21 +44,22 @@ from work import (
 from lightning_dali import Padded
 
 GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
 MIXED, DEVICE_ID = ("mixed", 0) if GPU else ("cpu", None)
 PROXY_WORKERS, SIMPLE_DECODER_THREADS = 4, 12
 """The fastest of those that were tried on 16 cores."""
 
 
 def dataloader(name: str, dataset: Dataset[Any], batch_size: int, **options: Any) -> Contender:
-    """PyTorch's own: a worker per core, pinned memory, the first field moved to the device."""
+    """PyTorch's own: a worker per core, pinned memory, batches moved to the device."""
 
     def batches() -> Batches:
         loader = DataLoader(
             dataset, batch_size, shuffle=True, num_workers=cores(), persistent_workers=True, drop_last=True,
             pin_memory=GPU, **options,
         )  # fmt: skip
-        for first, *_ in endless(loader):
-            yield first.to("cuda", non_blocking=True) if GPU else first
+        for batch in endless(loader):
+            yield move_data_to_device(batch, DEVICE)
 
     return Contender(f"{name}, {cores()} workers", batches, batch_size)
 
@@ -235,10 +237,7 @@ def padded(samples: list[tuple[torch.Tensor, int]]) -> tuple[Padded, torch.Tenso
 
 def torchaudio_speech(dataset: Utterances, batch_size: int) -> Contender:
     """soundfile and torchaudio in a DataLoader."""
-    return dataloader(
-        "soundfile + torchaudio", dataset, batch_size, collate_fn=padded,
-        worker_init_fn=lambda _: torch.set_num_threads(1),
-    )  # fmt: skip
+    return dataloader("soundfile + torchaudio", dataset, batch_size, collate_fn=padded)
 
 
 class RequestedSpeech(Dataset[Any]):

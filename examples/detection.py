@@ -47,6 +47,21 @@ def draw_shapes(folder: Path, count: int) -> list[list[tuple[int, list[int]]]]:
     return truth
 
 
+def transforms() -> v2.Compose:
+    """What a torchvision user would write: boxes go through it with their image."""
+    return v2.Compose(
+        [
+            v2.RandomPhotometricDistort(),
+            v2.RandomIoUCrop(min_scale=0.6),
+            v2.RandomHorizontalFlip(),
+            v2.Resize((160, 192)),
+            v2.SanitizeBoundingBoxes(),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+        ]
+    )
+
+
 class Shapes(Dataset):
     """What a torchvision user would write; nothing in it knows of DALI."""
 
@@ -108,21 +123,10 @@ def main() -> None:
     parser.add_argument("--picture", default="detection.png")
     options = parser.parse_args()
     L.seed_everything(0)
-    transforms = v2.Compose(
-        [
-            v2.RandomPhotometricDistort(),
-            v2.RandomIoUCrop(min_scale=0.6),
-            v2.RandomHorizontalFlip(),
-            v2.Resize((160, 192)),
-            v2.SanitizeBoundingBoxes(),
-            v2.ToImage(),
-            v2.ToDtype(torch.float32, scale=True),
-        ]
-    )
     with tempfile.TemporaryDirectory() as folder:
         truth = draw_shapes(Path(folder), 160)
         dm = ImageDataModule(
-            train_dataset=Shapes(Path(folder), truth, transforms),
+            train_dataset=Shapes(Path(folder), truth, transforms()),
             collate_fn=detection_collate,
             batch_size=4,
             num_workers=1,

@@ -62,6 +62,13 @@ def draw_pairs(root: Path, n: int, seed: int = 0) -> None:
     (root / "captions.json").write_text(json.dumps(captions))
 
 
+def transforms(*, train: bool) -> v2.Compose:
+    """What a torchvision user would write."""
+    decide = [v2.Resize(40), v2.RandomCrop(SIZE), v2.RandomHorizontalFlip()] if train else [v2.Resize((SIZE, SIZE))]
+    finish = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)]
+    return v2.Compose([*decide, *finish])
+
+
 class Pairs(Dataset[dict[str, Any]]):
     """Image-text pairs as one would write them without DALI."""
 
@@ -141,7 +148,6 @@ def main() -> None:
     # Lightning's advice to use many workers for its own DataLoader does not apply here.
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     L.seed_everything(1)
-    finish = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)]
 
     with tempfile.TemporaryDirectory() as folder:
         roots = [Path(folder) / "train", Path(folder) / "val"]
@@ -149,8 +155,8 @@ def main() -> None:
             root.mkdir()
             draw_pairs(root, n, seed)
         dm = ImageDataModule(
-            train_dataset=Pairs(roots[0], v2.Compose([v2.Resize(40), v2.RandomCrop(SIZE), v2.RandomHorizontalFlip(), *finish])),
-            val_dataset=Pairs(roots[1], v2.Compose([v2.Resize((SIZE, SIZE)), *finish])),
+            train_dataset=Pairs(roots[0], transforms(train=True)),
+            val_dataset=Pairs(roots[1], transforms(train=False)),
             batch_size=64,
             num_workers=options.num_workers,
         )  # fmt: skip
