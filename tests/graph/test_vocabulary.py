@@ -16,7 +16,17 @@ import torch
 from torchvision.transforms import v2
 
 from lightning_dali.testing import make_photos
-from tests.graph.vocabulary import ELSEWHERE, ENTRIES, SAMPLES, SIZES, Entry, Pictures, delivered, gpu_server, measure
+from tests.graph.vocabulary import (
+    ELSEWHERE,
+    ENTRIES,
+    SAMPLES,
+    SIZES,
+    Entry,
+    Pictures,
+    delivered,
+    measure,
+    shared_server,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The transform `ToTensor")
 
@@ -50,14 +60,14 @@ def test_every_transform_gives_torchvisions_result(entry: Entry, paths: list[Pat
     _check(entry, paths, None)
 
 
-@pytest.fixture(scope="module")
-def gpu_graphs() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def graphs() -> Iterator[None]:
     yield
-    gpu_server(0).release()
+    for device in (None, 0):
+        shared_server(device).release()
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("gpu_graphs")
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_every_transform_gives_torchvisions_result_on_the_gpu(entry: Entry, lossless_paths: list[Path]) -> None:
     _check(entry, lossless_paths, 0)

@@ -233,17 +233,24 @@ class Measured:
 
 
 @functools.cache
-def gpu_server(device: int) -> Server:
-    """One for all transforms: to build a GPU's decoder takes 2 s, and few graphs serve them all."""
+def shared_server(device: int | None) -> Server:
+    """One for all transforms: few graphs serve them all, and to build a GPU's decoder takes 2 s."""
     return Server(Device(device, num_threads=2), max_batch_size=16)
 
 
-def delivered(dataset: Any, size: int, *, device: int | None = None) -> tuple[Any, Any]:
-    """One batch of a whole dataset, through the real engine: the batch, and the request that a worker makes for it."""
+def delivered(dataset: Any, size: int, *, server: Server | None = None) -> tuple[Any, Any]:
+    """One batch of a whole dataset, through the real engine: the batch, and the request that a worker makes for it.
+
+    Args:
+        dataset: Map-style.
+        size: Of the batch.
+        server: What runs it; None: one for this batch, on the CPU.
+    """
     fetcher = Fetcher(dataset=dataset, modality=ImageModality(), seed=SEED, ragged="list")
-    loader = Loader(fetcher, EvalPlan(size, size, shard=Shard(0, 1)), Device(device, num_threads=2), num_workers=0)
-    if device is not None:
-        loader.server = gpu_server(device)
+    device = Device(None, num_threads=2) if server is None else server.device
+    loader = Loader(fetcher, EvalPlan(size, size, shard=Shard(0, 1)), device, num_workers=0)
+    if server is not None:
+        loader.server = server
     try:
         request = loader.fetcher(next(iter(loader.plan.batches(0, start=0))))
         one = iter(loader)
@@ -252,7 +259,7 @@ def delivered(dataset: Any, size: int, *, device: int | None = None) -> tuple[An
         finally:
             one.close()
     finally:
-        loader.stop() if device is not None else loader.close()
+        loader.close() if server is None else loader.stop()
 
 
 def expected(dataset: Any, index: int) -> Any:
@@ -272,7 +279,7 @@ def measure(make: Callable[[], Any], paths: list[Path], sample: str, *, device: 
         wanted = [expected(dataset, index) for index in range(len(paths))]
     except (TypeError, ValueError):
         return None
-    batch, request = delivered(dataset, len(paths), device=device)
+    batch, request = delivered(dataset, len(paths), server=shared_server(device))
     differences = [
         difference
         for row, one in enumerate(wanted)
