@@ -9,10 +9,10 @@ from typing import Any
 
 import av
 
-from lightning_dali.media.bitstream import nal_length_bytes, parameter_sets
+from lightning_dali.media.bitstream import nal_length_bytes
 from lightning_dali.media.video_index import VideoError, VideoIndex
 from lightning_dali.media.video_open import new_packet
-from lightning_dali.media.video_sps import all_shown
+from lightning_dali.media.video_sps import all_shown, header_all_shown
 
 _MP4_CODECS = {"h264", "hevc", "vvc", "av1", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg"}
 """What FFmpeg's MP4 muxer takes and decoders expect there."""
@@ -71,10 +71,9 @@ def write_file(
         context.height, context.width = uncrop or (index.height, index.width)
         context.pix_fmt = index.pix_fmt
         if uncrop:  # without FFmpeg's h264_metadata, which gives nothing usable for transport streams
-            context.extradata = all_shown(parameter_sets(index.codec, context.extradata, length_bytes), 0)
+            context.extradata = header_all_shown(context.extradata, length_bytes)
         step = max(1, round(_FRAME_SECONDS / tick))
         for parcel in parcels:
-            # the muxer expects start codes in packets when there are some in the header
             packet = new_packet(all_shown(parcel.data, length_bytes) if uncrop else parcel.data)
             packet.pts, packet.dts, packet.duration = parcel.pts * step, parcel.dts * step, step
             packet.time_base = tick

@@ -174,10 +174,28 @@ def parameter_units(data: bytes, length_bytes: int) -> set[bytes]:
 
 
 def all_shown(data: bytes, length_bytes: int) -> bytes:
-    """The packet, or header, with start codes, and with parameter sets that show the whole coded picture."""
-    units = (data[start:end].rstrip(b"\0") for start, end in nal_units(data, length_bytes))  # see `parameter_units`
-    changed = (without_cropping(unit) if unit and unit[0] & 31 == _SPS else unit for unit in units)
-    return b"".join(b"\0\0\0\1" + unit for unit in changed)
+    """The packet with parameter sets that show the whole coded picture; most have none, and stay as they are."""
+    if not parameter_units(data, length_bytes):
+        return data
+    changed = bytearray()
+    for start, end in nal_units(data, length_bytes):
+        unit = data[start:end].rstrip(b"\0")
+        unit = without_cropping(unit) if unit and unit[0] & 31 == _SPS else unit
+        changed += (len(unit).to_bytes(length_bytes, "big") if length_bytes else b"\0\0\0\1") + unit
+    return bytes(changed)
+
+
+def header_all_shown(extradata: bytes, length_bytes: int) -> bytes:
+    """The same for a stream's header: avcC (ISO/IEC 14496-15, 5.3.3.1), or parameter sets with start codes."""
+    if not length_bytes:
+        return all_shown(extradata, 0)
+    changed, at = bytearray(extradata[:6]), 6
+    for _ in range(extradata[5] & 31):
+        stop = at + 2 + int.from_bytes(extradata[at : at + 2], "big")
+        unit = without_cropping(extradata[at + 2 : stop].rstrip(b"\0"))
+        changed += len(unit).to_bytes(2, "big") + unit
+        at = stop
+    return bytes(changed) + extradata[at:]
 
 
 def uncroppable(index: VideoIndex, units: Iterable[bytes]) -> CodedPicture | None:

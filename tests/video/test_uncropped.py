@@ -1,7 +1,7 @@
 """H.264 for DALI's decoder whose coded picture is larger than what is shown: which clips travel so, and what is cut out.
 
 There is no H.264 in DALI without a GPU, so on the CPU its part is PyAV's: whole pictures of the size in the file's header,
-from the bytes that a worker sends. About 12 s.
+from the bytes that a worker sends. About 5 s.
 """
 
 from __future__ import annotations
