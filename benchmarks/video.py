@@ -3,7 +3,7 @@
 A clip is 16 frames, every fourth one, from a start among the first 150 frames, resized to 224x224. Prints this library's rate for
 each kind of file, decoder and number of workers, and how busy the GPU's decoders are. --peers adds what one would pick instead, by
 turns in this process: PyAV in a DataLoader with a worker per core, PyNvVideoCodec's SimpleDecoder on whole files in 12 threads, and
-the stock DALI Proxy with DALI's video decoder.
+the stock DALI Proxy with DALI's video decoder. --stock adds the last alone: what `--decoder dali` is judged by.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def run(kind: str, paths: Sequence[str], options: argparse.Namespace) -> None:
     """All contenders on one kind of file."""
     with Utilisation() as nvdec, Contest(rounds=options.rounds, slice_seconds=options.seconds) as contest:
         peers: dict[str, Entry] = {}
-        if options.peers:
+        if options.peers or options.stock:
             import peers as other
-
+        if options.peers:
             peers["PyAV"] = contest.enter(other.pyav(paths))
         found = [
             contest.enter(ours(f"ours {decoder}" + f" num_workers={workers}" * (workers is not None), dm, slices=1))
@@ -53,6 +53,7 @@ def run(kind: str, paths: Sequence[str], options: argparse.Namespace) -> None:
         ]
         if options.peers and torch.cuda.is_available():
             peers["SimpleDecoder"] = contest.enter(other.simple_decoder(paths, options.batch_size))
+        if (options.peers or options.stock) and torch.cuda.is_available():
             peers["stock"] = contest.enter(other.stock_video(paths, options.batch_size))
         contest.run()
         for entry in found:
@@ -79,8 +80,11 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--workers", type=int, nargs="*", default=[None])
     parser.add_argument("--depth", type=int)
+    parser.add_argument("--stock", action="store_true", help="the stock proxy as the only peer; needs a GPU")
     add_arguments(parser, seconds=1.5)
     options = parser.parse_args()
+    if options.stock and not torch.cuda.is_available():
+        parser.error("--stock needs a GPU: DALI decodes H.264 and HEVC on nothing else")
     for kind in options.kinds:
         paths = videos_in(options.folder, kind)
         print(f"\n{kind}" if paths else f"\n{kind}: no files", flush=True)
