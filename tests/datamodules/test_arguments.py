@@ -12,22 +12,26 @@ from lightning_dali.datamodules import (
     BaseDataModule,
     DALIDataModule,
     ImageDataModule,
+    MultiModalDataModule,
     SpeechDataModule,
     VideoDataModule,
 )
 from lightning_dali.datamodules.arguments import sort_arguments
 from lightning_dali.datamodules.options import Options
+from lightning_dali.modalities import KindTransforms
 
 LACKS = {  # options without a meaning there
     ImageDataModule: set(),
     VideoDataModule: {"channels_last", "hw_decoder_load"},
     SpeechDataModule: {"channels_last", "hw_decoder_load", "ragged"},
+    MultiModalDataModule: set(),
     DALIDataModule: {"channels_last", "hw_decoder_load"},
 }
 DEFAULTS = {  # other than `Options`' own
     ImageDataModule: {},
     VideoDataModule: {"batch_size": 8, "depth": 3},
     SpeechDataModule: {"num_threads": None},
+    MultiModalDataModule: {"batch_size": 32, "num_threads": None, "depth": 3},
     DALIDataModule: {"ragged": "list"},
 }
 OTHER = {  # a value of each option that is nobody's default
@@ -38,6 +42,10 @@ OTHER = {  # a value of each option that is nobody's default
     **dict(device="cpu", prefetch=4, multiprocessing_context="spawn", persistent_workers=False, depth=6),
     **dict(hw_decoder_load=0.5, watchdog_seconds=1.5),
 }
+
+
+NEEDS: dict[Any, dict[str, Any]] = {MultiModalDataModule: {"kinds": ["image"]}}
+"""Arguments without a default."""
 
 
 @pytest.mark.parametrize("leaf", LACKS)
@@ -54,17 +62,21 @@ class TestLeaves:
         if "ragged" not in LACKS[leaf]:
             given["ragged"] = "error" if leaf is DALIDataModule else "list"
         assert set(given) == {field.name for field in fields(Options)} - LACKS[leaf]
-        options = leaf(**given).options
+        options = leaf(**given, **NEEDS.get(leaf, {})).options
         assert {name: getattr(options, name) for name in given} == given
 
     def test_what_is_no_option_arrives_too(self, leaf: Any) -> None:
         names = set(inspect.signature(leaf).parameters) & set(inspect.signature(BaseDataModule).parameters)
         datasets = {f"{stage}_dataset" for stage in ("train", "val", "test", "predict")}
-        functions = {name: (lambda batch: batch) for name in names - datasets - {"sampler", "batch_sampler"}}
-        made = leaf(**functions, sampler=[0])
+        functions: dict[str, Any] = {
+            name: (lambda batch: batch) for name in names - datasets - {"sampler", "batch_sampler"}
+        }
+        if leaf is MultiModalDataModule:  # which takes one a kind
+            functions.update({f"{stage}_transform": KindTransforms({"image": len}) for stage in ("train", "eval")})
+        made = leaf(**functions, sampler=[0], **NEEDS.get(leaf, {}))
         assert {name: getattr(made, f"_{name}") for name in functions} == functions
         assert made._sampler == [0]
-        assert leaf(batch_sampler=[[0]])._batch_sampler == [[0]]
+        assert leaf(batch_sampler=[[0]], **NEEDS.get(leaf, {}))._batch_sampler == [[0]]
 
 
 def test_an_argument_that_nothing_reads_is_refused() -> None:
