@@ -14,7 +14,11 @@ _SIGNS: tuple[tuple[int, tuple[bytes, ...], tuple[str, ...]], ...] = (
     (0, (b"GIF8",), ("video", "image")),
     (0, (b"fLaC", b"ID3", b"RF64", b"riff", b".snd", b"caff", b"#!AMR", b"NIST_1A"), _AUDIO),
     (8, (b"WAVE", b"AIFF", b"AIFC", b"M4A ", b"M4B "), _AUDIO),
-    (0, (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"\xff\xfa", b"\xff\xf1", b"\xff\xf9"), _AUDIO),  # MPEG audio's sync word
+    (
+        0,
+        (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"\xff\xfa", b"\xff\xf1", b"\xff\xf9"),
+        _AUDIO,
+    ),  # MPEG audio's sync word
     (28, (b"\x80theora",), _VIDEO),
     (0, (b"OggS",), ("audio", "video")),
     (0, (b"\x1aE\xdf\xa3",), ("video", "audio")),
