@@ -54,6 +54,6 @@ def test_defaults_and_names_in_the_tuning_page_are_the_codes() -> None:
     for name, value in told.items():
         default = parameters[name].default
         shown = f'"{default}"' if isinstance(default, str) else str(default)
-        assert value.startswith("half of") if default is None else value == shown, (name, value, default)
+        assert value.startswith("three quarters of") if default is None else value == shown, (name, value, default)
     logged = set(re.findall(r"`(data/\w+)`", text))
     assert logged == set(re.findall(r"data/\w+", inspect.getdoc(ThroughputMonitor) or ""))

@@ -32,7 +32,7 @@ Shortcut = Callable[[Any, ProxyImage], Any]
 def shortcut(transform: Any) -> Shortcut | None:
     """The short way of a transform, if there is one that does what the transform does."""
     found = SHORTCUTS.get(type(transform))
-    if found is None or not _agrees(type(transform), found):
+    if found is None or not _agrees(type(transform), found):  # type: ignore[arg-type]  # mypy: a type is not Hashable
         return None
     own = transform.__dict__
     if own["_forward_hooks"] or own["_forward_pre_hooks"] or "make_params" in own or "transform" in own:
