@@ -1,51 +1,46 @@
-"""How busy the GPU's video decoders are, as `nvidia-smi` says."""
+"""How busy the GPU's video decoders are: what `nvidia-smi dmon -s u` shows, read from the driver's library as that does."""
 
 from __future__ import annotations
 
-import contextlib
-import shutil
+import ctypes
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
-PERIOD_MS = 100
+PERIOD_SECONDS = 0.1
+LIBRARY = "libnvidia-ml.so.1"
 
 
 class Utilisation:
-    """Asks ten times a second, in a process of its own, while it is entered; asks nobody where the program is missing."""
+    """Reads it ten times a second while it is entered; where there is no driver it knows nothing."""
 
     def __init__(self) -> None:
-        self._samples: list[tuple[float, float]] = []
-        self._process: subprocess.Popen[str] | None = None
+        self._samples: list[tuple[float, int]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
 
     def __enter__(self) -> Utilisation:
-        program = shutil.which("nvidia-smi")
-        if program is not None:
-            query = [
-                "--query-gpu=utilization.decoder",
-                "--format=csv,noheader,nounits",
-                f"--loop-ms={PERIOD_MS}",
-                "--id=0",
-            ]
-            self._process = subprocess.Popen(
-                [program, *query], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
-            threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        self._thread.start()
         return self
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            with contextlib.suppress(ValueError):  # "[N/A]"
-                self._samples.append((time.perf_counter(), float(line)))
-
     def __exit__(self, *_: Any) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
+        self._stop.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        try:
+            nvml = ctypes.CDLL(LIBRARY)
+        except OSError:
+            return
+        device, percent, period_us = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)):
+            return
+        while not self._stop.wait(PERIOD_SECONDS):
+            if nvml.nvmlDeviceGetDecoderUtilization(device, ctypes.byref(percent), ctypes.byref(period_us)) == 0:
+                self._samples.append((time.perf_counter(), percent.value))
+        nvml.nvmlShutdown()
 
     def percent(self, spans: Sequence[tuple[float, float]]) -> float | None:
         """The mean over some spans of `time.perf_counter`; None where it was not told."""
