@@ -31,8 +31,7 @@ def free():
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(0)[0]
 
-def settled():
-    """What is free once the passes that are open have made all that they may make ahead."""
+def settled():  # what is free once the passes that are open have made all that they may make ahead
     seen = [free()]
     while len(seen) < 5 or len(set(seen[-4:])) > 1:
         time.sleep(0.5)
