@@ -200,6 +200,7 @@ def test_torchvisions_datasets_get_it_in_the_place_they_have_for_it(files: Files
         lambda: Kinetics(str(tmp_path), 4, step_between_clips=4, extensions=("mov",)), tmp_path, kinds=["video"],
         with_audio=True, with_times=True,
     )  # fmt: skip
+    assert set(made[0][0]) == {"video", "pts_seconds", "mask", "video_index", "clip_index"}  # no sound here
     shown = [check_in_time(row[0]["video"], row[0]["pts_seconds"], row[1]) for row in rows(made)]
     assert shown == [[*range(at, at + 4)] for _ in range(4) for at in (0, 4, 8)]
 
