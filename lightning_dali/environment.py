@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,6 +115,18 @@ def local_world_size(trainer: Any) -> int:
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def limit_torch_threads(number: int) -> None:
+    """Lets torch use so many threads for what the calling thread computes; other threads, also later ones, keep theirs.
+
+    torch keeps the number for its thread and, for threads still to come, the one that was set last.
+    """
+    everywhere = torch.get_num_threads()
+    torch.set_num_threads(number)
+    thread = threading.Thread(target=torch.set_num_threads, args=(everywhere,))
+    thread.start()
+    thread.join()
 
 
 def default_num_workers(trainer: Any, *, gpu: bool) -> int:

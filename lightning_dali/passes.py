@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from lightning_dali.delivery import Delivered, wait_for
+from lightning_dali.environment import cores, limit_torch_threads
 from lightning_dali.server import Driver, Server, Source
 
 logger = logging.getLogger(__name__)
@@ -158,6 +159,10 @@ def _serve(server: Server, source: Source, channel: _Channel) -> None:
     driver: Driver | None = None
     error: BaseException | None = None
     try:
+        if server.device.index is None:
+            # Beside DALI, workers and a model on the same cores, a second thread is one to wait for, and torch's wait by
+            # spinning: RandAugment on two cores came to a stop.
+            limit_torch_threads(max(1, cores() // 4))
         driver = Driver(server, source, lambda: channel.closed)
         for delivered in driver.batches():
             channel.put(delivered)

@@ -1,12 +1,14 @@
 """What chooses itself: workers, threads, hardware share and prefetch, from what this rank was granted."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torchvision.transforms import v2
 
 from lightning_dali import ClipSampler, ImageDataModule, VideoDataModule, environment
@@ -118,3 +120,25 @@ def test_ranks_that_share_a_samples_work_get_the_same_data() -> None:
         distributed_sampler_kwargs: ClassVar[dict[str, int]] = {"num_replicas": 2, "rank": 1}
 
     assert environment.shard_of(Trainer()) == Shard(1, 2)
+
+
+def test_a_thread_limits_torch_for_itself_alone() -> None:
+    before, seen = torch.get_num_threads(), {}
+    torch.set_num_threads(3)
+    try:
+
+        def limited() -> None:
+            environment.limit_torch_threads(1)
+            torch.rand(300, 300) @ torch.rand(300, 300)
+            seen["limited"] = torch.get_num_threads()
+            later = threading.Thread(target=lambda: seen.update(later=torch.get_num_threads()))
+            later.start()
+            later.join()
+
+        thread = threading.Thread(target=limited)
+        thread.start()
+        thread.join()
+        assert seen == {"limited": 1, "later": 3}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
