@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from lightning_dali import environment
 from lightning_dali.datamodules.arguments import sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.datasets import Datasets
