@@ -42,6 +42,7 @@ def test_ranks_of_a_host_share_its_cores(
     trainer = SimpleNamespace(num_devices=ranks) if by == "trainer" else None
     assert environment.default_num_workers(trainer, gpu=False) == num_workers
     assert environment.default_num_workers(trainer, gpu=True) == with_gpu
+    assert environment.default_num_workers(trainer, gpu=False, decoding=True) == max(1, min(8, cores // ranks))
     assert environment.default_num_threads(trainer) == num_threads
 
 
