@@ -22,10 +22,14 @@ from lightning_dali.fetch import Modality
 from lightning_dali.media.kinds import KINDS, kind_of_bytes
 from lightning_dali.modalities import audio, image, video
 from lightning_dali.modalities.audio import decoded_array, is_encoded_dict
-from lightning_dali.proxies import capture
+from lightning_dali.proxies import ProxyImage, ProxyStack, capture
+from lightning_dali.proxies.audio import AudioStack, ProxyAudio
+from lightning_dali.proxies.video import ProxyVideo, VideoStack
 from lightning_dali.structure import leaves, map_leaves
 from lightning_dali.wire import Lane
 
+_PROXIES: dict[type, str] = {ProxyVideo: "video", ProxyImage: "image", ProxyAudio: "audio"}
+_STACKS: dict[type, str] = {VideoStack: "video", ProxyStack: "image", AudioStack: "audio"}
 _SUFFIXES = {"video": video.SUFFIXES, "image": image.SUFFIXES, "audio": audio.SUFFIXES}
 _CHANNELS = 2
 """Most channels of a spectrogram; a tensor `(3, F, T)` would be a picture."""
@@ -79,11 +83,11 @@ class SeveralModality:
 
     def is_proxy(self, value: Any) -> bool:
         """Whether a leaf stands in for media of any kind."""
-        return any(member.is_proxy(value) for member in self.members.values())
+        return type(value) in _PROXIES
 
     def is_stack(self, value: Any) -> bool:
         """Whether a leaf is several of them, stacked."""
-        return any(member.is_stack(value) for member in self.members.values())
+        return type(value) in _STACKS
 
     def wrap(self, sample: Any, transform: Callable[[Any], Any] | None) -> Any:
         """Lets each member make proxies of what is its own, and apply its transform.
@@ -91,7 +95,7 @@ class SeveralModality:
         A path belongs to the kind of its ending, bytes to that of how they begin; of both, what may be several is a video
         first, then an image. A waveform counts only where no leaf is an audio file: then it is the largest float array.
         """
-        captured = any(self._owner(leaf) == "audio" for _, leaf in leaves(sample) if self.is_proxy(leaf))
+        captured = any(type(leaf) is ProxyAudio for _, leaf in leaves(sample))
         for kind in (kind for kind in KINDS if kind in self.members):  # videos first: a clip brings its sound along
             own = transform.of(kind) if isinstance(transform, KindTransforms) else None
             member: Any = self.members[kind]
@@ -122,9 +126,9 @@ class SeveralModality:
 
     def _owner(self, leaf: Any) -> str | None:
         """The kind that a leaf is, `_NOBODY` if it is media of none of the members', None if it does not say."""
-        for kind, member in self.members.items():
-            if member.is_proxy(leaf) or member.is_stack(leaf):
-                return kind
+        kind = _PROXIES.get(type(leaf)) or _STACKS.get(type(leaf))
+        if kind is not None:
+            return kind
         if isinstance(leaf, tv_tensors.TVTensor):
             return {tv_tensors.Video: "video", tv_tensors.Image: "image"}.get(type(leaf), _NOBODY)
         if is_encoded_dict(leaf):
@@ -155,14 +159,14 @@ class SeveralModality:
     def lanes(self, items: Sequence[tuple[str, int, Any]]) -> list[tuple[Lane, list[int]]]:
         """The members' lanes, one member after the other."""
         planned: list[tuple[Lane, list[int]]] = []
-        for member in self.members.values():
-            own = [position for position, (_, _, proxy) in enumerate(items) if member.is_proxy(proxy)]
+        for kind, member in self.members.items():
+            own = [position for position, (_, _, proxy) in enumerate(items) if _PROXIES[type(proxy)] == kind]
             for lane, rows in member.lanes([items[position] for position in own]) if own else ():
                 planned.append((lane, [own[row] for row in rows]))
         return planned
 
     def _member(self, proxy: Any) -> Modality:
-        return next(member for member in self.members.values() if member.is_proxy(proxy))
+        return self.members[_PROXIES[type(proxy)]]
 
 
 def _may_be_wave(leaf: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import PIL.Image
 import pytest
 import torch
 import torchaudio
+from torch.utils.data import IterableDataset, get_worker_info
 from torchaudio import functional as F
 from torchvision.transforms import v2
 
@@ -22,8 +24,6 @@ from tests.multimodal.samples import (
     MASKED,
     PTS,
     RATE,
-    SEED,
-    SMALL,
     TRANSFORMS,
     Dataset,
     Files,
@@ -269,6 +269,7 @@ def mixed(files: Files, bad: dict[int, str] | None = None, folder: Path | None =
     return Dataset(make)
 
 
+CLIP_AT_START = ClipSampler(3, stride=2, mode="start")
 OPTIONS: dict[str, Any] = {"kinds": ["image", "video", "audio"], "clip": CLIP, "with_audio": True}
 BAD = {1: "photo", 2: "speech", 3: "film"}
 
@@ -303,6 +304,27 @@ def test_a_bad_medium_of_any_kind_makes_a_bad_sample(
         assert "the video has no sound" in reasons[3][1]
     finally:
         dm.close()
+
+
+class Stream(IterableDataset[Any]):
+    """The same samples as a stream that shards itself."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return (self.dataset[index] for index in range(first, len(self.dataset), step))
+
+
+def test_streams_too(files: Files, tmp_path: Path) -> None:
+    options: dict[str, Any] = {**OPTIONS, "num_workers": 2, "eval_transform": TRANSFORMS, "eval_clip": CLIP_AT_START}
+    found = rows(batches(Stream(mixed(files)), tmp_path, **options))
+    assert sorted(int(row["index"]) for row in found) == [*range(6)]
+    for row in found:
+        assert row["film"]["video"].shape == (3, 3, 24, 32) and row["photo"].shape == (3, 32, 32)
+        torch.testing.assert_close(row["speech"], sound(files.sounds[int(row["index"])], None), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -398,6 +420,3 @@ def test_a_sample_without_one_of_its_kinds_says_so(files: Files, tmp_path: Path)
     with pytest.raises(TypeError, match=r"the sample has no audio: expected a waveform tensor .*, got ProxyImage, int"):
         list(dm.val_dataloader())
     dm.close()
-
-
-__all__ = ["SEED", "SMALL"]
