@@ -56,7 +56,7 @@ def detection(root: Path) -> tuple[Any, Contender]:
 
     dataset = again(example.Shapes(root, example.draw_shapes(root, 160), example.transforms()))
     collate = example.detection_collate
-    dm = ImageDataModule(train_dataset=dataset, collate_fn=collate, batch_size=4, num_workers=1)
+    dm = ImageDataModule(train_dataset=dataset, collate_fn=collate, batch_size=4)
     return dm, dataloader("DataLoader", dataset, 4, collate_fn=collate)
 
 
@@ -96,7 +96,7 @@ def video(root: Path) -> tuple[Any, Contender]:
     videos, transform = again(example.Videos(root / "train", 60, seed=0)), example.transform(train=True)
     dm = VideoDataModule(
         train_dataset=videos, train_transform=transform, clip=ClipSampler(6, stride=2), layout="CTHW", batch_size=16,
-        num_workers=1, index_cache=str(root / "index.sqlite3"),
+        index_cache=str(root / "index.sqlite3"),
     )  # fmt: skip
     return dm, dataloader("DataLoader, PyAV", Clips(videos, transform, num_frames=6, stride=2), 16)
 
@@ -122,7 +122,7 @@ def speech(root: Path) -> tuple[Any, Contender]:
     example.write_words(root, 20)
     transform = example.features(train=True)
     words = again(example.SPEECHCOMMANDS(str(root), subset="training"))
-    dm = SpeechDataModule(train_dataset=words, train_transform=transform, batch_size=32, num_workers=1)
+    dm = SpeechDataModule(train_dataset=words, train_transform=transform, batch_size=32)
     read = again(Read(sorted(root.rglob("*.wav")), transform))
     return dm, dataloader("DataLoader, soundfile", read, 32, collate_fn=padded)
 

@@ -129,7 +129,6 @@ def main() -> None:
             train_dataset=Shapes(Path(folder), truth, transforms()),
             collate_fn=detection_collate,
             batch_size=4,
-            num_workers=1,
         )
         picture(dm.peek(), options.picture)
         model = Detector()

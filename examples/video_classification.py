@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--videos", type=int, default=240)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--num-workers", type=int, default=1)
+    parser.add_argument("--num-workers", type=int, help="the cores decide by default")
     options = parser.parse_args()
     L.seed_everything(0)
     with tempfile.TemporaryDirectory() as folder:
