@@ -35,7 +35,7 @@ def check_dataset(stage: str, given: Datasets) -> None:
             "Join several with torch.utils.data.ConcatDataset."
         )
     for item in members(given):
-        if isinstance(item, Iterator):
+        if isinstance(item, Iterator) and not isinstance(item, Dataset):  # a Dataset may be its own iterator: litdata's
             raise TypeError(
                 f"{stage}_dataset is {item!r}, which can be gone through only once: pass an IterableDataset whose __iter__ makes "
                 "a new iterator."

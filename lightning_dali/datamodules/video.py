@@ -12,7 +12,7 @@ from typing import Any
 from lightning_dali import environment
 from lightning_dali.datamodules.arguments import sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
-from lightning_dali.datamodules.clips import PerClip, count_clips
+from lightning_dali.datamodules.clips import PerClip, StreamOfClips, count_clips
 from lightning_dali.datamodules.datasets import Datasets
 from lightning_dali.failures import check_choice
 from lightning_dali.graph.spec import Device
@@ -20,6 +20,7 @@ from lightning_dali.loader import Loader
 from lightning_dali.media import ClipSampler, IndexCache
 from lightning_dali.modalities.video import VideoModality
 from lightning_dali.sampling import Shard
+from lightning_dali.streams import is_stream
 
 DECODERS = ("auto", "nvdec", "dali", "cpu")
 LAYOUTS = ("TCHW", "CTHW")
@@ -106,6 +107,12 @@ class VideoDataModule(BaseDataModule):
         with self._video.scope():  # torchvision's datasets read every file when they are made
             return factory()
 
+    def _default_num_workers(self, device: Device) -> int:
+        """Without a GPU it is the workers that decode, and DALI has little to do: then each core gets one, 8 at most."""
+        if device.index is not None:
+            return super()._default_num_workers(device)
+        return environment.default_num_workers(self._trainer_or_none, gpu=False, decoding=True)
+
     def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:
         video = replace(self._video, clip=self._clips["train" if name == "train" else "eval"])
         self.modality = on_device(video, self._decoder, device, num_workers=self._num_workers(device))
@@ -130,6 +137,8 @@ def clips_by_stage(clip: ClipSampler | None, eval_clip: ClipSampler | None) -> d
 def per_clip(dataset: Any, video: VideoModality) -> Any:
     """The dataset with a sample a clip, where videos have several or clips say which they are."""
     if video.clip.num_clips > 1 or video.clip.mode == "all" or video.with_times:
+        if is_stream(dataset):
+            return StreamOfClips(dataset, video)
         return PerClip(dataset, count_clips(dataset, video.clip, video))
     return dataset
 

@@ -126,6 +126,11 @@ class StreamPlan(Plan):
         return max(1, self.num_workers)
 
     @property
+    def shuffled(self) -> bool:
+        """Whether it may be another one each epoch; Lightning wants `overfit_batches` to have one that is not."""
+        return not self.fixed_order
+
+    @property
     def order(self) -> str:
         """The dataset's own."""
         return "a stream"

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from lightning_dali.streams.cursor import this_share
 from lightning_dali.streams.fetcher import StreamFetcher
 from lightning_dali.streams.peers import gather_lengths
 from lightning_dali.streams.source import StreamSource
@@ -26,6 +27,7 @@ __all__ = [
     "gather_lengths",
     "is_stream",
     "length_of",
+    "this_share",
     "told_state",
 ]
 

@@ -47,6 +47,14 @@ class Share:
         return position * self.of + self.number
 
 
+_share = Share()
+
+
+def this_share() -> Share:
+    """That of this process, while a dataset is iterated."""
+    return _share
+
+
 @dataclass
 class Kept:
     """What a batch was made of, for when it has to be made again."""
@@ -96,12 +104,17 @@ class Cursor:
     lap: int = 0
     """How often the pass had begun the stream before."""
     _iterator: Any = None
+    _resumed: StreamTask | None = None
+    """The task whose state it began with, until that proved to be good."""
 
     def begin(self, task: StreamTask) -> None:
         """Makes the dataset's iterator: where the task's state was taken, else at the beginning."""
+        global _share
+        _share = self.share
         _tell_worker_info(stream_seed(self.seed, self.epoch, -1 - self.share.number))
         self.own.begin(task.state, task.order_epoch)
         self.position, self.from_start = task.position, task.state is None
+        self._resumed = None if task.state is None else task
         self._iterator = self._iterate(self.scope)
 
     def _iterate(self, scope: Scope) -> Any:
@@ -127,9 +140,12 @@ class Cursor:
         return taken
 
     def _draw(self, number: int) -> Any:
+        resumed, self._resumed = self._resumed, None
         try:
             return self._next(self._iterator, number, self.scope)
         except Exception as error:
+            if resumed is not None:
+                return self._pass_by(resumed, number, error)
             if isinstance(error, (OSError, MediaError)) or self.position > REPLAYED or not self.from_start:
                 self.ended = True
                 raise
@@ -157,6 +173,19 @@ class Cursor:
             return sample
         self.ended = True
         raise error
+
+    def _pass_by(self, task: StreamTask, number: int, error: Exception) -> Any:
+        """Comes to the same place without the dataset's own state, which it could not read."""
+        logger.warning(
+            "%s could not go on from its own state (%s: %s): its first %d sample(s) are passed one by one.",
+            *(type(self.dataset).__name__, type(error).__name__, error, self.position),
+        )
+        self._close_iterator()
+        self.own.begin(None, task.order_epoch)
+        self._iterator, self.from_start = self._iterate(self.scope), True
+        for passed in range(self.position):
+            self._next(self._iterator, self.share.name(passed), self.scope)
+        return self._draw(number)
 
     def keep(self, task: StreamTask, kept: Kept) -> None:
         """Keeps what a batch was made of; what is too old is dropped."""

@@ -87,17 +87,24 @@ class Turns(Iterator[StreamTask]):
         self._serial = itertools.count()
         self._next = self.done % plan.workers
         self._turn = [-(-(self.done - worker) // plan.workers) for worker in range(plan.workers)]
+        self._handed_out = 0
+        """Tasks of rests that are not back: each is sure to be a batch."""
         self._begin_lap(0)
         self._trail = Trail() if states is None else Trail(dict(firsts or {}), dict(states))
 
     def _begin_lap(self, lap: int) -> None:
         workers = range(self.plan.workers)
-        self.lap, self._before = lap, self.done
+        self.lap = lap
+        self._before = self._made
+        """Batches that lie before this lap."""
         self._ended = [False for _ in workers]
         self._rests: dict[int, Rest] = {}
         self._last: deque[tuple[int, tuple[Rest, ...]]] | None = None
-        self._handed_out = 0
-        """Tasks of rests that are not back."""
+
+    @property
+    def _made(self) -> int:
+        """Batches that lie behind, or are certain."""
+        return self.done + self._handed_out
 
     # -- tasks
 
@@ -112,7 +119,7 @@ class Turns(Iterator[StreamTask]):
         task = self._task_of_rests()
         if task is not None:
             return task
-        if self.plan.steps is None or self.done + self._handed_out >= self.plan.steps:
+        if self.plan.steps is None or self._made >= self.plan.steps:
             raise StopIteration
         self._again()
         return next(self)
@@ -155,7 +162,7 @@ class Turns(Iterator[StreamTask]):
         """The next batch of what was left over; None: there is none, or none any more."""
         if self._last is None:
             self._last = deque(_joined(self._rests, self.plan.batch_size, drop_last=self.plan.drop_last))
-        while self._last and self.done + self._handed_out < self._start:
+        while self._last and self._made < self._start:
             self._last.popleft()  # passed: nobody needs to make it
             self.done += 1
         if not self._last:
@@ -168,7 +175,7 @@ class Turns(Iterator[StreamTask]):
     def _again(self) -> None:
         """Begins the stream again, so that this rank takes as many batches as the others."""
         plan = self.plan
-        if self.done == self._before:
+        if self._made == self._before:
             raise RuntimeError(
                 f"the {self.name} stream gave no batch on rank {plan.shard.rank}, which is to take {plan.steps}: it is empty "
                 f"there, or has fewer than batch_size={plan.batch_size} samples and drop_last=True. Give every rank a share, or "
@@ -178,7 +185,7 @@ class Turns(Iterator[StreamTask]):
             logger.warning(
                 "%s: the stream of rank %d ended after %d batch(es) of the %d that every rank takes; it begins again for the "
                 "rest of epoch %d.",
-                *(self.name, plan.shard.rank, self.done, plan.steps, self.epoch),
+                *(self.name, plan.shard.rank, self._made, plan.steps, self.epoch),
             )
         self._begin_lap(self.lap + 1)
         self._next, self._turn = 0, [0] * plan.workers
@@ -209,7 +216,7 @@ class Turns(Iterator[StreamTask]):
             self._trail = replace(self._trail, states=states)
         if isinstance(value, Skipped) or self.done <= self._start:
             return False
-        repeated = (True,) * len(value.indices) if self.lap else ()
+        repeated = (True,) * len(value.indices) if task.lap else ()
         value.task = replace(task, indices=value.indices, repeated=repeated, rests=(), state=None, after=self._trail)
         return True
 
