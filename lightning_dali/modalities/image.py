@@ -6,6 +6,7 @@ lossless PNM beside the encoded ones; what is not 8-bit RGB or gray, or was mate
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -217,16 +218,22 @@ def _unfinished(item: _Item) -> _Item:
     """The item with its finish moved to the tail, for a batch whose items do not share one."""
     tail = (*unfinish(item.head), *item.tail)
     head = replace(item.head, finish=None, float_resize=False)
-    return replace(item, head=head, tail=tail, spec=replace(item.spec, finish=None, float_resize=False))
+    return replace(item, head=head, tail=tail, spec=_without_finish(item.spec))
+
+
+@functools.lru_cache(maxsize=256)
+def _without_finish(spec: ImageSpec) -> ImageSpec:
+    return replace(spec, finish=None, float_resize=False)
 
 
 def _merge_specs(planned: list[_Item]) -> list[tuple[ImageSpec, list[_Item]]]:
     """Few specs that together serve every item."""
-    by_spec: dict[ImageSpec, list[_Item]] = {}
+    by_spec: dict[int, list[_Item]] = {}  # by identity, which is cheap: items that need the same have the same object
     for item in planned:
-        by_spec.setdefault(item.spec, []).append(item)
+        by_spec.setdefault(id(item.spec), []).append(item)
     merged: list[tuple[ImageSpec, list[_Item]]] = []
-    for spec, members in by_spec.items():
+    for members in by_spec.values():
+        spec = members[0].spec
         for number, (other, owners) in enumerate(merged):
             union = other.merge(spec)
             if union is not None:
