@@ -1,6 +1,8 @@
 """What every test gets: a leak check, GPU rules, a tenth of the soak, and a way to run scripts that cannot hang."""
 
+import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # scripts of two ranks with two threads each spin for cores
 
 from lightning_dali.testing import no_leaks
+from tests.nursery import Child, Nursery, python_path
 
 SOAK = os.environ.get("LIGHTNING_DALI_SOAK", "") not in ("", "0")
 PROMISED_GPUS = int(os.environ.get("LIGHTNING_DALI_REQUIRE_GPU") or 0)
@@ -121,22 +124,14 @@ def run_script(tmp_path: Path) -> Callable[..., ScriptResult]:
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: Path = tmp_path,
-        meanwhile: Callable[["subprocess.Popen[bytes]", Callable[[], str]], None] | None = None,
+        meanwhile: Callable[["subprocess.Popen[bytes] | Child", Callable[[], str]], None] | None = None,
+        start: Callable[..., "subprocess.Popen[bytes] | Child"] = _start,
     ) -> ScriptResult:
         mark = f"run-script-{uuid.uuid4().hex}"
         files = [tmp_path / f"{mark}.{ending}" for ending in ("py", "out", "err")]
         files[0].write_text(code)
-        # Files, not pipes: an orphan that holds a pipe would look like a script that does not end.
-        with files[1].open("wb") as out, files[2].open("wb") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", str(files[0]), *args],
-                env={**os.environ, "PYTHONPATH": _python_path(), **(env or {}), "LIGHTNING_DALI_TEST_RUN": mark},
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+        own = {**os.environ, "PYTHONPATH": python_path(), **(env or {}), "LIGHTNING_DALI_TEST_RUN": mark}
+        process = start(files[0], args, out=files[1], err=files[2], env=own, cwd=cwd)
         hangs = False
         try:
             if meanwhile is not None:
@@ -147,29 +142,57 @@ def run_script(tmp_path: Path) -> Callable[..., ScriptResult]:
             os.killpg(process.pid, signal.SIGABRT)  # faulthandler says where it hangs
             time.sleep(0.5)
         finally:
-            orphans = _end(mark, grace_seconds=5 if process.poll() is not None and not hangs else 0)
+            orphans = _end(mark, process.pid, grace_seconds=5 if process.poll() is not None and not hangs else 0)
             process.wait(10)
         stdout, stderr = files[1].read_text(errors="replace"), files[2].read_text(errors="replace")
         if hangs or orphans:
             fault = f"still running after {timeout} s" if hangs else f"left processes behind: {orphans}"
+            stderr = re.sub(r",? ?Extension modules: [^\n]*", "", stderr)  # thousands of letters behind the stacks
             pytest.fail(f"{fault}\n{stdout[-4000:]}\n{stderr[-8000:]}", pytrace=False)
         return ScriptResult(process.returncode, stdout, stderr)
 
     return run
 
 
-def _python_path() -> str:
-    root = str(Path(__file__).resolve().parents[1])
-    return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Forks scripts from a process that has imported the package."""
+    one = Nursery()
+    yield one
+    one.close()
 
 
-def _end(mark: str, *, grace_seconds: float) -> list[str]:
-    """Ends the processes that carry the mark in their environment and outlive the grace; returns what they were.
+@pytest.fixture
+def run_warm(run_script: Callable[..., ScriptResult], nursery: Nursery) -> Callable[..., ScriptResult]:
+    """`run_script` without the seconds of imports, for what does not look at how an interpreter starts."""
+    return functools.partial(run_script, start=nursery.start)
 
-    By the environment, since an orphan has another parent and may have left the process group.
+
+def _start(
+    script: Path, args: Sequence[str], *, out: Path, err: Path, env: Mapping[str, str], cwd: Path
+) -> "subprocess.Popen[bytes]":
+    """A fresh interpreter."""
+    # Files, not pipes: an orphan that holds a pipe would look like a script that does not end.
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", str(script), *args],
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+
+
+def _end(mark: str, session: int, *, grace_seconds: float) -> list[str]:
+    """Ends the processes that belong to the script and outlive the grace; returns what they were.
+
+    By the environment that they were started with, since an orphan has another parent and may have left the session; by the
+    session too, since a fork from the nursery has the nursery's environment for all to see.
     """
     deadline = time.monotonic() + grace_seconds
-    while (found := _marked(mark)) and time.monotonic() < deadline:
+    while (found := _belonging(mark, session)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for pid in found:
         try:
@@ -179,12 +202,15 @@ def _end(mark: str, *, grace_seconds: float) -> list[str]:
     return [f"{pid} {command}" for pid, command in found.items()]
 
 
-def _marked(mark: str) -> dict[int, str]:
+def _belonging(mark: str, session: int) -> dict[int, str]:
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if mark.encode() in (entry / "environ").read_bytes():
+                state, _, _, of_process = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if state not in "ZX" and (
+                    int(of_process) == session or mark.encode() in (entry / "environ").read_bytes()
+                ):
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                     found[int(entry.name)] = command[:200]
             except OSError:  # gone, or another user's

@@ -183,11 +183,11 @@ if __name__ == "__main__":
 
 @pytest.mark.faults
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_case_6_a_corrupt_file_raises_and_the_process_ends(workers: str, run_script: Script) -> None:
+def test_case_6_a_corrupt_file_raises_and_the_process_ends(workers: str, run_warm: Script) -> None:
     """DALI#211, #306, #309, #3913; torch#1137."""
     import time
 
-    rc, stdout, stderr = run_script(CORRUPT, 100, args=[workers])
+    rc, stdout, stderr = run_warm(CORRUPT, 100, args=[workers])
     assert time.time() - float(stdout.split()[0]) < 10 + 5  # 5: the interpreter's own way out, on a busy machine
     assert rc == 1
     last = stderr.strip().splitlines()[-1]

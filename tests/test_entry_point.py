@@ -24,7 +24,7 @@ train.main()
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_multirun_leaves_nothing_behind(run_script: Callable[..., Any], tmp_path: Path) -> None:
+def test_multirun_leaves_nothing_behind(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     code = TRAIN + (
         "print('left', [t.name for t in threading.enumerate() if 'lightning_dali' in t.name], "
         "multiprocessing.active_children())"
@@ -36,7 +36,7 @@ def test_multirun_leaves_nothing_behind(run_script: Callable[..., Any], tmp_path
         "+trainer.limit_train_batches=2",
         "+trainer.limit_val_batches=1",
     ]
-    rc, stdout, stderr = run_script(code, 200, args=[*sweep, "hydra.sweep.dir=sweep"], cwd=tmp_path)
+    rc, stdout, stderr = run_warm(code, 200, args=[*sweep, "hydra.sweep.dir=sweep"], cwd=tmp_path)
     assert rc == 0 and "left [] []" in stdout, stderr[-3000:]
     sizes = [OmegaConf.load(tmp_path / "sweep" / str(job) / "rank-0.yaml").data.batch_size for job in (0, 1)]
     assert sizes == [2, 4]
@@ -45,10 +45,10 @@ def test_multirun_leaves_nothing_behind(run_script: Callable[..., Any], tmp_path
 @pytest.mark.ddp
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_ranks_run_the_same_config(run_script: Callable[..., Any], tmp_path: Path) -> None:
+def test_two_ranks_run_the_same_config(run_warm: Callable[..., Any], tmp_path: Path) -> None:
     args = ["trainer=cpu", "trainer.devices=2", "+trainer.strategy=ddp", "+trainer.limit_train_batches=2"]
     more = ["+trainer.limit_val_batches=1", "data.batch_size=4", "hydra.run.dir=run", "trainer.max_epochs=1"]
-    rc, _, stderr = run_script(
+    rc, _, stderr = run_warm(
         (ROOT / "examples" / "train.py").read_text().replace("__file__", repr(str(ROOT / "examples" / "train.py"))),
         360,
         args=[*args, *more],

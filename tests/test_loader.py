@@ -65,10 +65,10 @@ if __name__ == "__main__":
     ("context", "persistent"), [("fork", True), ("forkserver", True), ("fork", False)], ids=lambda value: str(value)
 )
 def test_no_wrong_pair_and_no_hang_over_abandoned_passes(
-    context: str, persistent: bool, soak: Callable[[int], int], run_script: Script
+    context: str, persistent: bool, soak: Callable[[int], int], run_warm: Script
 ) -> None:
     passes = soak(200 if persistent else 100)
-    rc, stdout, stderr = run_script(SOAK, 90 + 2 * passes, args=[context, str(persistent), str(passes)])
+    rc, stdout, stderr = run_warm(SOAK, 90 + 2 * passes, args=[context, str(persistent), str(passes)])
     assert rc == 0, stderr
     assert int(stdout.split()[1]) > 30 * passes
 
@@ -99,8 +99,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_every_start_method(context: str, run_script: Script) -> None:
-    rc, _, stderr = run_script(STARTS, 110, args=[context])
+def test_every_start_method(context: str, run_warm: Script) -> None:
+    rc, _, stderr = run_warm(STARTS, 110, args=[context])
     assert rc == 0, stderr
 
 

@@ -185,7 +185,7 @@ SLURM = {
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-def test_slurm_requeue(whole: Spy, dataset: IndexedImages, tmp_path: Path, run_script: Callable[..., Any]) -> None:
+def test_slurm_requeue(whole: Spy, dataset: IndexedImages, tmp_path: Path, run_warm: Callable[..., Any]) -> None:
     """SIGUSR1 to the whole process group: Lightning saves and requeues the job, the workers go on."""
     (tmp_path / "bin").mkdir()
     scontrol = tmp_path / "bin" / "scontrol"
@@ -193,11 +193,11 @@ def test_slurm_requeue(whole: Spy, dataset: IndexedImages, tmp_path: Path, run_s
     scontrol.chmod(0o755)
     folder = str(Path(dataset.paths[0]).parent)
     env = {**SLURM, "PATH": f"{scontrol.parent}:{os.environ['PATH']}"}
-    first = run_script(SIGTERM, 240, args=[str(tmp_path), "requeue", folder], env=env)
+    first = run_warm(SIGTERM, 240, args=[str(tmp_path), "requeue", folder], env=env)
     assert first.rc == 0, first.stderr[-4000:]
     assert (tmp_path / "requeued").read_text().split() == ["requeue", "12"]
     assert load(tmp_path / "requeue.0.json") == whole.seen
-    second = run_script(SIGTERM, 240, args=[str(tmp_path), "rest", folder], env=env)
+    second = run_warm(SIGTERM, 240, args=[str(tmp_path), "rest", folder], env=env)
     assert second.rc == 0, second.stderr[-4000:]
     rest = load(tmp_path / "rest.0.json")
     assert rest == whole.seen[10:]  # saved in the middle of the eleventh step: that comes again
@@ -205,13 +205,13 @@ def test_slurm_requeue(whole: Spy, dataset: IndexedImages, tmp_path: Path, run_s
 
 @pytest.mark.faults
 @pytest.mark.timeout(600)
-def test_sigterm(whole: Spy, dataset: IndexedImages, tmp_path: Path, run_script: Callable[..., Any]) -> None:
+def test_sigterm(whole: Spy, dataset: IndexedImages, tmp_path: Path, run_warm: Callable[..., Any]) -> None:
     """SIGTERM to the whole process group: Lightning ends after the step and saves; the next run goes on from there."""
     folder = str(Path(dataset.paths[0]).parent)
-    first = run_script(SIGTERM, 240, args=[str(tmp_path), "term", folder])
+    first = run_warm(SIGTERM, 240, args=[str(tmp_path), "term", folder])
     assert first.rc == 0, first.stderr[-4000:]  # for Lightning 2.6 that is a proper end
     assert "seen 11" in first.stdout
-    second = run_script(SIGTERM, 240, args=[str(tmp_path), "again", folder])
+    second = run_warm(SIGTERM, 240, args=[str(tmp_path), "again", folder])
     assert second.rc == 0, second.stderr[-4000:]
     assert load(tmp_path / "again.0.json") == whole.seen[11:]
 

@@ -137,7 +137,7 @@ def test_what_is_no_pipeline_or_dataset_is_refused(paths: list[Path]) -> None:
         pass
 
 
-def test_a_failure_in_the_loop_ends_the_process(paths: list[Path], run_script: Callable[..., Any]) -> None:
+def test_a_failure_in_the_loop_ends_the_process(paths: list[Path], run_warm: Callable[..., Any]) -> None:
     """The stock proxy's thread keeps a process alive for ever after an exception of the user's."""
     code = f"""
 import functools
@@ -152,5 +152,5 @@ if __name__ == "__main__":
     for batch in datamodule.train_dataloader():
         raise KeyError("mine")
 """
-    rc, _, stderr = run_script(code, timeout=120)
+    rc, _, stderr = run_warm(code, timeout=120)
     assert rc == 1 and "KeyError: 'mine'" in stderr

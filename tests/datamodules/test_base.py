@@ -258,8 +258,8 @@ assert sorted(model.seen) == sorted(2 * list(range(13))), model.seen
 """
 
 
-@pytest.mark.timeout(240)  # two whole imports of Lightning, on a busy machine
-def test_pytorch_lightning(dataset: IndexedImages, run_script: Any) -> None:
+@pytest.mark.timeout(240)  # a whole import of Lightning under its other name, on a busy machine
+def test_pytorch_lightning(dataset: IndexedImages, run_warm: Any) -> None:
     pytest.importorskip("pytorch_lightning", reason="the same library under its other name is not installed")
-    run = run_script(PYTORCH_LIGHTNING, 200, args=[str(Path(dataset.paths[0]).parent)])
+    run = run_warm(PYTORCH_LIGHTNING, 200, args=[str(Path(dataset.paths[0]).parent)])
     assert run.rc == 0, run.stderr[-3000:]

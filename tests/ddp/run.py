@@ -187,8 +187,9 @@ def gpus(devices: Any) -> None:
     trainer(ROOT / "gpus", **options).fit(Place(on_step=check), datamodule=datamodule(pictures(61), num_workers=1))
 
 
-def soak(rank: int, times: int) -> None:
+def soak(times: int) -> None:
     """Starts and stops passes, each with fresh workers: forks beside DALI's and gloo's threads."""
+    rank = int(os.environ["LOCAL_RANK"])
     torch.distributed.init_process_group("gloo", init_method=f"file://{ROOT}/store", rank=rank, world_size=2)
     dm = datamodule(pictures(61), val_dataset=pictures(61), num_workers=1, persistent_workers=False)
     for number in range(times):
@@ -209,7 +210,7 @@ if __name__ == "__main__":
     if MODE == "several":
         several()
     elif MODE == "soak":
-        soak(*map(int, sys.argv[3:]))
+        soak(int(sys.argv[3]))
     elif MODE == "gpus":
         gpus(2 if sys.argv[3] == "both" else [1])
     elif MODE == "ray":

@@ -1,13 +1,13 @@
 """Two ranks with gloo on the CPU: who gets what, exact evaluation, resumption on other numbers of ranks, and ends.
 
-A start of two ranks takes about 10 s on two cores, so one script (`run.py several`) does as much as it can.
+A start of two fresh ranks takes about 10 s on two cores: what does not look at how ranks are started forks them from the
+nursery, and one script (`run.py several`) does as much as it can.
 """
 
 from __future__ import annotations
 
 import os
 import site
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -19,17 +19,12 @@ from typing import Any
 import pytest
 
 from tests.ddp.spy import SaveAt, Seen, Spy, datamodule, drawn, ids, load, photos, trainer
+from tests.nursery import Nursery, free_port, python_path
 
 pytestmark = [pytest.mark.ddp, pytest.mark.timeout(400)]  # imports alone take minutes on a busy machine
 
 RUN = Path(__file__).with_name("run.py")
 N, BATCH = 61, 4
-
-
-def free_port() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
 
 
 def seen(root: Path, name: str, stage: str = "train", epoch: int | None = None) -> list[list[Seen]]:
@@ -64,23 +59,14 @@ def alone(root: Path) -> Spy:
 
 
 @pytest.fixture(scope="module")
-def several(root: Path, alone: Spy) -> Path:
+def several(root: Path, alone: Spy, nursery: Nursery) -> Path:
     """Runs the script; the tests below read what its ranks saw."""
-    run = subprocess.run(
-        [sys.executable, str(RUN), str(root), "several"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=360,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-6000:]
-    (root / "several.log").write_text(run.stdout + run.stderr)
+    nursery.ranks(RUN, str(root), "several", log=root / "several.log")
     return root
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", **more}
+    return {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", **more}
 
 
 def test_training_deals_the_permutation_of_one_rank(several: Path, alone: Spy) -> None:
@@ -116,7 +102,7 @@ def test_three_samples_one_a_step(several: Path) -> None:
     both = seen(several, "several.three", "val", 0)
     assert Counter(in_order(both)) == {0: 1, 1: 1, 2: 2}  # the surplus slot repeats one, and the log says so
     assert [len(row.ids) for row in both[0]] == [1, 1]
-    assert "3 samples, 2 rank(s) with 1 a step each" in (several / "several.log").read_text()
+    assert "3 samples, 2 rank(s) with 1 a step each" in (several / "several.log.0").read_text()
     assert [len(rows) for rows in seen(several, "several.three")] == [2, 2]  # drop_last: 1 step in each of 2 epochs
 
 
@@ -171,16 +157,15 @@ def check_once(root: Path, mode: str, alone: Spy) -> None:
     assert in_order(seen(root, mode, "val")) == list(range(N))
 
 
-def test_spawn(root: Path, alone: Spy, run_script: Callable[..., Any]) -> None:
-    run = run_script(RUN.read_text(), 360, args=[str(root), "spawn"], env=environment())
+def test_spawn(root: Path, alone: Spy, run_warm: Callable[..., Any]) -> None:
+    run = run_warm(RUN.read_text(), 360, args=[str(root), "spawn"], env=environment())
     assert run.rc == 0, run.stderr[-4000:]
     check_once(root, "spawn", alone)
 
 
-def test_fsdp(root: Path, alone: Spy, run_script: Callable[..., Any]) -> None:
+def test_fsdp(root: Path, alone: Spy, nursery: Nursery) -> None:
     """FSDP2: Lightning's `FSDPStrategy` (FSDP1) refuses the CPU."""
-    run = run_script(RUN.read_text(), 360, args=[str(root), "fsdp"], env=environment())
-    assert run.rc == 0, run.stderr[-4000:]
+    nursery.ranks(RUN, str(root), "fsdp", log=root / "fsdp.log")
     check_once(root, "fsdp", alone)
 
 
@@ -198,61 +183,44 @@ def test_ray(root: Path, alone: Spy, run_script: Callable[..., Any]) -> None:
     check_once(root, "ray", alone)
 
 
-def start_two(root: Path, mode: str, command: Callable[[int], list[str]], env: Callable[[int], dict[str, str]]) -> None:
-    """Two independent starts, as on two nodes."""
-    processes = []
-    for rank in (0, 1):
-        log = (root / f"{mode}.{rank}.log").open("wb")
-        variables = environment(**env(rank))
-        processes.append(subprocess.Popen(command(rank), env=variables, stdout=log, stderr=subprocess.STDOUT))
-        log.close()
+def test_torchrun_with_two_nodes(root: Path, alone: Spy) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
+    torchrun += ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    logs = [root / f"nodes.{node}.log" for node in (0, 1)]
+    nodes = []
+    for node, log in enumerate(logs):
+        command = [*torchrun, f"--node_rank={node}", str(RUN), str(root), "nodes"]
+        with log.open("wb") as file:
+            nodes.append(subprocess.Popen(command, env=environment(), stdout=file, stderr=subprocess.STDOUT))
     try:
-        codes = [process.wait(360) for process in processes]
+        codes = [process.wait(360) for process in nodes]
     finally:
-        for process in processes:
+        for process in nodes:
             process.kill()
             process.wait()
-    assert codes == [0, 0], [(root / f"{mode}.{rank}.log").read_text()[-3000:] for rank in (0, 1)]
-
-
-def test_torchrun_with_two_nodes(root: Path, alone: Spy) -> None:
-    port = free_port()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
-    torchrun += ["--master_addr=127.0.0.1", f"--master_port={port}"]
-    start_two(
-        root,
-        "nodes",
-        lambda rank: [*torchrun, f"--node_rank={rank}", str(RUN), str(root), "nodes"],
-        lambda rank: {},
-    )
+    assert codes == [0, 0], [log.read_text()[-3000:] for log in logs]
     check_once(root, "nodes", alone)
 
 
-def test_slurm_variables(root: Path, alone: Spy) -> None:
-    port = free_port()
-    start_two(
-        root,
-        "slurm",
-        lambda rank: [sys.executable, str(RUN), str(root), "slurm"],
-        lambda rank: {
-            "SLURM_JOB_ID": "1234",
-            "SLURM_JOB_NAME": "train",
-            "SLURM_NTASKS": "2",
-            "SLURM_NTASKS_PER_NODE": "2",
-            "SLURM_PROCID": str(rank),
-            "SLURM_LOCALID": str(rank),
-            "SLURM_NODEID": "0",
-            "SLURM_NODELIST": "localhost",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        },
-    )
+def test_slurm_variables(root: Path, alone: Spy, nursery: Nursery) -> None:
+    both = {
+        "SLURM_JOB_ID": "1234",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_NODEID": "0",
+        "SLURM_NODELIST": "localhost",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }
+    env = [{**both, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in (0, 1)]
+    nursery.ranks(RUN, str(root), "slurm", log=root / "slurm.log", env=env)
     check_once(root, "slurm", alone)
 
 
 @pytest.mark.faults
-def test_exception_on_one_rank_ends_both(root: Path, alone: Spy, run_script: Callable[..., Any]) -> None:
-    run = run_script(RUN.read_text(), 360, args=[str(root), "crash"], env=environment())
+def test_exception_on_one_rank_ends_both(root: Path, alone: Spy, run_warm: Callable[..., Any]) -> None:
+    run = run_warm(RUN.read_text(), 360, args=[str(root), "crash"], env=environment())
     assert run.rc != 0
     assert "rank 1 has had enough" in run.stderr
 
@@ -270,15 +238,10 @@ def test_each_rank_touches_its_own_gpu_only(
 
 
 @pytest.mark.soak
-def test_starts_and_stops_without_a_hang(root: Path, alone: Spy, soak: Callable[[int], int]) -> None:
-    start_two(
-        root,
-        "soak",
-        lambda rank: [sys.executable, str(RUN), str(root), "soak", str(rank), str(soak(300))],
-        lambda rank: {},
-    )
+def test_starts_and_stops_without_a_hang(root: Path, alone: Spy, nursery: Nursery, soak: Callable[[int], int]) -> None:
+    nursery.ranks(RUN, str(root), "soak", str(soak(300)), log=root / "soak.log")
     for rank in (0, 1):
-        assert f"rounds {soak(300)}" in (root / f"soak.{rank}.log").read_text()
+        assert f"rounds {soak(300)}" in (root / f"soak.log.{rank}").read_text()
 
 
 def test_lightning_has_fsdp_on_gpus_only(tmp_path: Path) -> None:

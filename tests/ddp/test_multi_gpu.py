@@ -18,12 +18,12 @@ pytestmark = [
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_checks_on_two_cpu_ranks(run_script: Callable[..., Any]) -> None:
+def test_checks_on_two_cpu_ranks(run_warm: Callable[..., Any]) -> None:
     path = str(BENCHMARKS / "multi_gpu.py")
     script = (
         f"import runpy, sys; sys.path.insert(0, {str(BENCHMARKS)!r}); runpy.run_path({path!r}, run_name='__main__')"
     )
-    run = run_script(script, 220, args=["--cpu-ranks", "2", "--checks-only"], env={"OMP_NUM_THREADS": "1"})
+    run = run_warm(script, 220, args=["--cpu-ranks", "2", "--checks-only"], env={"OMP_NUM_THREADS": "1"})
     assert "own GPU: ok: skipped: CPU ranks" in run.stdout, run.stdout + run.stderr
     assert "evaluation: ok: 61 samples, each once over 2 rank(s)" in run.stdout
     assert "resume: ok: 2 ranks took 16 samples of epoch 1, 1 went on with the next 20" in run.stdout

@@ -20,6 +20,7 @@ from torchvision.transforms import v2
 from lightning_dali import BadSampleError, ImageDataModule
 from lightning_dali.testing import IndexedImages, make_photos
 from tests.faults.files import BAD, FINE, Fault, damaged_png, noise, png_with_a_wrong_sum
+from tests.nursery import Nursery
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 
@@ -357,12 +358,14 @@ if __name__ == "__main__":
 @pytest.mark.ddp
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["drop"])
-def test_ranks_take_the_same_steps(policy: str, paths: list[Path], tmp_path: Path, run_script: Any) -> None:
+def test_ranks_take_the_same_steps(policy: str, paths: list[Path], tmp_path: Path, nursery: Nursery) -> None:
     for place in (4, 5, 6, 7, 9):  # all of rank 1's first batch, and one of rank 0's second
         paths[place].write_bytes(b"")
-    rc, stdout, stderr = run_script(RANKS, 80, args=[str(paths[0].parent), policy])
-    assert rc == 0, stderr
-    told = sorted(line for line in stdout.splitlines() if line.startswith("steps"))
+    script, log = tmp_path / "ranks.py", tmp_path / "log"
+    script.write_text(RANKS)
+    nursery.ranks(script, str(paths[0].parent), policy, log=log)
+    lines = [line for rank in (0, 1) for line in Path(f"{log}.{rank}").read_text().splitlines()]
+    told = [line for line in lines if line.startswith("steps")]
     assert told == ["steps 0 6 [9, 9]", "steps 1 6 [4, 4, 5, 5, 6, 6, 7, 7]"]
     assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 2
     assert len((tmp_path / "bad.rank1.jsonl").read_text().splitlines()) == 8

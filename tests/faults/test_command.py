@@ -1,5 +1,6 @@
 """`python -m lightning_dali.testing faults`: the table on somebody's own datamodule, and that it sees what is wrong."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,13 @@ import pytest
 
 from lightning_dali.testing.__main__ import main
 from lightning_dali.testing.faults import FAULTS, play
+from tests.faults.runs import warm
+from tests.nursery import Nursery, python_path
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 
+HANGS_SECONDS = 8
+"""Enough to come to the failure, from a process that has imported everything; all of it is waited for."""
 MINE = """
 import threading, time
 from lightning_dali import ImageDataModule
@@ -29,7 +34,7 @@ def hanging():
 
 
 def test_a_datamodule_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], nursery: Nursery
 ) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
@@ -37,9 +42,11 @@ def test_a_datamodule_of_ones_own(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     assert main(["faults", "mine:make", "--fault", "worker_killed", "--accelerator", "cpu"]) == 0
     assert "ok   worker_killed: ended" in capsys.readouterr().out
-    outcome = play("training_step", "mine:hanging", accelerator="cpu", timeout=15)
+    path = os.pathsep.join([str(tmp_path), python_path()])
+    start = warm(nursery, PYTHONPATH=path)
+    outcome = play("training_step", "mine:hanging", accelerator="cpu", timeout=HANGS_SECONDS, start=start)
     assert outcome.rc is None
-    assert any("still running after 15 s" in problem for problem in outcome.problems)
+    assert any(f"still running after {HANGS_SECONDS} s" in problem for problem in outcome.problems)
     assert any("still alive after the failure: worker" in problem for problem in outcome.problems)
     assert str(outcome).startswith("FAIL training_step")
 

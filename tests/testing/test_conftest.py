@@ -17,7 +17,8 @@ def run_pytest(tmp_path: Path, run_script: Callable[..., tuple[int, str, str]]) 
     root = Path(__file__).parents[2]
     shutil.copy(root / "pyproject.toml", tmp_path)
     (tmp_path / "tests").mkdir()
-    shutil.copy(root / "tests/conftest.py", tmp_path / "tests")
+    for name in ("conftest.py", "nursery.py"):
+        shutil.copy(root / "tests" / name, tmp_path / "tests")
 
     def run(code: str, **env: str) -> str:
         (tmp_path / "tests/test_it.py").write_text(code)
@@ -107,5 +108,33 @@ def test_run_script_fails_and_ends_orphans(run_script: Callable[..., tuple[int, 
     pid = int(re.findall(r"behind: \['(\d+)", str(caught.value))[0])
     deadline = time.monotonic() + 5
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[-1][:3]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_run_warm_is_run_script_with_everything_imported(run_warm: Callable[..., tuple[int, str, str]]) -> None:
+    code = """
+import os, sys
+assert "lightning_dali.datamodules" in sys.modules and os.getsid(0) == os.getpid()
+print(__name__, os.path.basename(os.getcwd()), *sys.argv[1:], os.environ["A"])
+sys.exit("oh")
+"""
+    rc, stdout, stderr = run_warm(code, args=("x",), env={"A": "y"})
+    assert (rc, stdout.split()[0], stdout.split()[2:], stderr) == (1, "__main__", ["x", "y"], "oh\n")
+
+
+def test_run_warm_ends_a_hang_and_its_forks(run_warm: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    code = f"""
+import os, time
+pid = os.fork()
+if pid:
+    open({str(tmp_path / "pid")!r}, "w").write(str(pid))
+def stuck_here(): time.sleep(60)
+stuck_here()
+"""
+    with pytest.raises(pytest.fail.Exception, match=r"still running after 1 s[\s\S]*stuck_here"):
+        run_warm(code, 1)
+    pid, deadline = (tmp_path / "pid").read_text(), time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
