@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightning_dali.failures import check_choice
@@ -85,20 +85,29 @@ def _keepers(*names: str) -> set[int]:
 
 def _family() -> dict[int, str]:
     """Process ids and commands of this process and all that descend from it."""
-    parents, commands = {}, {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                pid, command = int(entry.name), (entry / "cmdline").read_bytes()
-                parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # it ended meanwhile
-                continue
-            commands[pid] = command.replace(b"\0", b" ").decode(errors="replace")[:120].strip() or "(zombie)"
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError):  # it ended meanwhile
+                parents[int(name)] = int(_read(f"/proc/{name}/stat").rpartition(b")")[2].split()[1])
     family, grown = {os.getpid()}, True
     while grown:
         more = {pid for pid, parent in parents.items() if parent in family} - family
         family, grown = family | more, bool(more)
-    return {pid: commands.get(pid, "") for pid in family}
+    return {pid: _command(pid) for pid in family}
+
+
+def _command(pid: int) -> str:
+    try:
+        command = _read(f"/proc/{pid}/cmdline")
+    except OSError:
+        return ""
+    return command.replace(b"\0", b" ").decode(errors="replace")[:120].strip() or "(zombie)"
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def _children() -> dict[Hashable, str]:
