@@ -42,9 +42,9 @@ def both(module: nn.Module, rows: Sequence[Tensor], device: str = "cpu") -> tupl
     """Each row alone, and the batch, under the same seeds."""
     alone, calls = [], []
     for seed, row in enumerate(rows):
-        torch.manual_seed(seed)
+        torch.random.default_generator.manual_seed(seed)
         alone.append(run_alone(module, row))
-        torch.manual_seed(seed)
+        torch.random.default_generator.manual_seed(seed)
         channels = row.shape[0] if row.dim() == 2 else None
         calls.append(record_audio(module, num_samples=row.shape[-1], sample_rate=RATE, num_channels=channels))
     batch = Padded.stack(list(rows))

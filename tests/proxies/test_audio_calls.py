@@ -104,10 +104,10 @@ def test_the_generator_ends_up_where_torchaudio_leaves_it(module, frames, channe
             record_module(module, AudioState(tuple(spectrogram.shape), RATE, features=True))
         return
     for seed in range(5):
-        torch.manual_seed(seed)
+        torch.random.default_generator.manual_seed(seed)
         masked = module(spectrogram)
         after = torch.random.get_rng_state()
-        torch.manual_seed(seed)
+        torch.random.default_generator.manual_seed(seed)
         (call,), state = record_module(module, AudioState(tuple(spectrogram.shape), RATE, features=True))
         assert torch.equal(torch.random.get_rng_state(), after)
         assert state == AudioState(tuple(masked.shape), RATE, features=True)
@@ -124,9 +124,9 @@ def test_the_generator_ends_up_where_torchaudio_leaves_it(module, frames, channe
 @given(param=st.integers(0, 300), size=st.integers(1, 250), p=st.sampled_from([1.0, 0.5, 0.1]), seed=st.integers(0, 99))
 @settings(max_examples=150, deadline=None)
 def test_mask_ranges_are_torchaudio_s(param, size, p, seed):
-    torch.manual_seed(seed)
+    torch.random.default_generator.manual_seed(seed)
     masked = F.mask_along_axis(torch.ones(1, 1, size), param, 0.0, 2, p=p)
-    torch.manual_seed(seed)
+    torch.random.default_generator.manual_seed(seed)
     mask = draw_mask("time", param, p, size=size, count=1)
     expected = torch.ones(size)
     for start, stop in bounds(mask, size):
@@ -139,9 +139,9 @@ def test_speeds_are_drawn_as_torchaudio_draws_them():
     wave = torch.randn(1, 5000)
     lengths = set()
     for seed in range(12):
-        torch.manual_seed(seed)
+        torch.random.default_generator.manual_seed(seed)
         expected, _ = module(wave)
-        torch.manual_seed(seed)
+        torch.random.default_generator.manual_seed(seed)
         (call,) = record(module, num_samples=5000)
         assert call.name == "Speed" and call.shape == tuple(expected.shape) and call.sample_rate == RATE
         lengths.add(call.shape[-1])
@@ -150,10 +150,10 @@ def test_speeds_are_drawn_as_torchaudio_draws_them():
 
 def test_own_modules_draw_the_same_recorded_or_run():
     for module in (own.RandomNoise((0, 20)), own.RandomNoise(3.0, noises=[torch.rand(99)], p=0.5), own.Dither(0.1)):
-        torch.manual_seed(1)
+        torch.random.default_generator.manual_seed(1)
         module(torch.randn(1, 500, generator=torch.Generator().manual_seed(0)))
         after = torch.random.get_rng_state()
-        torch.manual_seed(1)
+        torch.random.default_generator.manual_seed(1)
         record(module, num_samples=500)
         assert torch.equal(torch.random.get_rng_state(), after)
 
@@ -221,7 +221,7 @@ class MyVol(T.Vol):
     ],
 )
 def test_what_needs_samples_is_refused_and_the_generator_put_back(module, text):
-    torch.manual_seed(5)
+    torch.random.default_generator.manual_seed(5)
     before = torch.random.get_rng_state()
     with pytest.raises(NotRecordable, match=text):
         record(nn.Sequential(T.SpeedPerturbation(RATE, [1.0, 1.0])) if module is None else module, num_samples=300)
@@ -229,7 +229,7 @@ def test_what_needs_samples_is_refused_and_the_generator_put_back(module, text):
 
 
 def test_draws_before_a_refusal_are_taken_back():
-    torch.manual_seed(5)
+    torch.random.default_generator.manual_seed(5)
     before = torch.random.get_rng_state()
     with pytest.raises(NotRecordable, match="Dropout"):
         record(nn.Sequential(own.RandomNoise(), T.SpeedPerturbation(RATE, [0.9, 1.1]), nn.Dropout()))

@@ -41,7 +41,7 @@ def _proxy() -> ProxyImage:
 
 
 def _recorded(pipeline: list[v2.Transform], seed: int) -> tuple[object, list[float]]:
-    torch.manual_seed(seed)
+    torch.random.default_generator.manual_seed(seed)
     random.seed(seed)
     out = v2.Compose(pipeline)(_proxy())
     return [(call.name, str(dict(call.kwargs))) for call in out.calls], [float(torch.rand(())), random.random()]
