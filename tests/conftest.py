@@ -112,8 +112,8 @@ def run_script(tmp_path: Path) -> Callable[..., ScriptResult]:
     The test fails if it is still running after `timeout` seconds (with the stacks of all threads), or if it leaves a
     process behind. Either way nothing of it survives.
 
-    Keyword arguments: `args` (its `sys.argv[1:]`), `env` (more variables), `cwd` (default: the test's `tmp_path`), and
-    `meanwhile`, called with the `Popen` and a function that reads what it has printed so far, for instance to send a
+    Keyword arguments: `args` (its `sys.argv[1:]`), `env` (more variables), `cwd` (default: the test's `tmp_path`),
+    `grace_seconds` (for what outlives it), and `meanwhile`, called with the `Popen` and a function that reads what it has printed so far, for instance to send a
     signal at the right moment.
     """
 
@@ -124,6 +124,7 @@ def run_script(tmp_path: Path) -> Callable[..., ScriptResult]:
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: Path = tmp_path,
+        grace_seconds: float = 5,
         meanwhile: Callable[["subprocess.Popen[bytes] | Child", Callable[[], str]], None] | None = None,
         start: Callable[..., "subprocess.Popen[bytes] | Child"] = _start,
     ) -> ScriptResult:
@@ -142,7 +143,9 @@ def run_script(tmp_path: Path) -> Callable[..., ScriptResult]:
             os.killpg(process.pid, signal.SIGABRT)  # faulthandler says where it hangs
             time.sleep(0.5)
         finally:
-            orphans = _end(mark, process.pid, grace_seconds=5 if process.poll() is not None and not hangs else 0)
+            orphans = _end(
+                mark, process.pid, grace_seconds=grace_seconds if process.poll() is not None and not hangs else 0
+            )
             process.wait(10)
         stdout, stderr = files[1].read_text(errors="replace"), files[2].read_text(errors="replace")
         if hangs or orphans:

@@ -91,14 +91,22 @@ class Nursery:
             self.listen(60)
         return Child(self, self._pids.pop(), script)
 
-    def ranks(self, script: Path, *args: str, log: Path, env: Sequence[Mapping[str, str]] | None = None) -> None:
-        """Runs a script on two ranks and waits for them; asserts that both end well.
+    def ranks(
+        self,
+        script: Path,
+        *args: str,
+        log: Path,
+        env: Sequence[Mapping[str, str]] | None = None,
+        status: int = 0,
+    ) -> None:
+        """Runs a script on two ranks and waits for them; asserts how both end.
 
         Args:
             script: It makes a `Trainer(devices=2)`.
             args: Of both.
             log: `log.0` and `log.1` get their output.
             env: What tells each rank who it is; None: what Lightning's own launcher sets.
+            status: Exit status of both.
         """
         port = free_port()
         own = [
@@ -116,7 +124,7 @@ class Nursery:
         finally:
             for child in both:
                 child.kill()
-        assert codes == [0, 0], [file.read_text(errors="replace")[-3000:] for file in logs]
+        assert codes == [status, status], [file.read_text(errors="replace")[-3000:] for file in logs]
 
     def status(self, pid: int) -> int | None:
         """How a script ended."""

@@ -12,7 +12,7 @@ import pytest
 
 
 @pytest.fixture
-def run_pytest(tmp_path: Path, run_script: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+def run_pytest(tmp_path: Path, run_warm: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
     """Runs a test file under our conftest.py and settings; returns pytest's output."""
     root = Path(__file__).parents[2]
     shutil.copy(root / "pyproject.toml", tmp_path)
@@ -24,7 +24,7 @@ def run_pytest(tmp_path: Path, run_script: Callable[..., tuple[int, str, str]]) 
         (tmp_path / "tests/test_it.py").write_text(code)
         start = "import pytest, sys; sys.exit(pytest.main(['-p', 'no:cacheprovider']))"
         path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-        return run_script(start, 60, env={"PYTHONPATH": path, **env})[1]
+        return run_warm(start, 60, env={"PYTHONPATH": path, **env})[1]
 
     return run
 
@@ -104,7 +104,7 @@ def test_run_script_fails_and_ends_orphans(run_script: Callable[..., tuple[int, 
     sleep = "import time; time.sleep(60)"
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleep!r}], start_new_session=True)"
     with pytest.raises(pytest.fail.Exception, match=r"left processes behind: \['\d+ .*sleep\(60\)") as caught:
-        run_script(code)
+        run_script(code, grace_seconds=0.5)
     pid = int(re.findall(r"behind: \['(\d+)", str(caught.value))[0])
     deadline = time.monotonic() + 5
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[-1][:3]:
