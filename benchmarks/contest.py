@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -42,6 +43,10 @@ class Contender:
     """Samples a batch."""
     slices: int = 1
     """Slices a turn: more of them for a contender whose steadiness is judged."""
+    warm_up_seconds: float | None = None
+    """Of a turn, not counted; None: the contest's. Longer for one that holds many batches, or finds its pace again."""
+    stands_still: bool = True
+    """Whether its workers are stopped outside of its turns. Not one that times them: it would count the pauses."""
 
 
 @dataclass
@@ -85,6 +90,7 @@ class Contest:
         self.entries: list[Entry] = []
         self._elsewhere = set(psutil.Process().children(recursive=True))
         self._stuck = False
+        self._guard = Guard()
 
     def __enter__(self) -> Contest:
         # The default action would leave stopped workers behind, which nobody would wake.
@@ -94,6 +100,7 @@ class Contest:
     def __exit__(self, *_: Any) -> None:
         for entry in self.entries:
             self._close(entry)
+        self._guard.close()
         if self._stuck:  # its threads would keep the interpreter from ending
             sys.stdout.flush()
             os._exit(1)
@@ -121,19 +128,20 @@ class Contest:
 
     def _measure(self, entry: Entry, words: str) -> None:
         contender, seconds = entry.contender, entry.contender.slices * self.slice_seconds
+        warm_up = self.warm_up_seconds if contender.warm_up_seconds is None else contender.warm_up_seconds
         meter = Meter(
-            contender.batch_size, seconds=seconds, warm_up_seconds=self.warm_up_seconds, slice_seconds=self.slice_seconds
+            contender.batch_size, seconds=seconds, warm_up_seconds=warm_up, slice_seconds=self.slice_seconds
         )  # fmt: skip
-        with self._turn(entry, self.warm_up_seconds + seconds):
+        with self._turn(entry, warm_up + seconds):
             assert entry.batches is not None
             begin, cpu = 0.0, 0.0
             for _ in entry.batches:
                 begun, done = meter.begun, meter.tick()
                 if meter.begun and not begun:
-                    begin, cpu = time.perf_counter(), _cpu_seconds(entry)
+                    begin, cpu = time.perf_counter(), _cpu_seconds(entry.workers)
                 if done:
                     break
-            entry.cpu_seconds += _cpu_seconds(entry) - cpu
+            entry.cpu_seconds += _cpu_seconds(entry.workers) - cpu
             entry.spans.append((begin, time.perf_counter()))
             entry.samples += meter.samples
             entry.slices += meter.rate.slices
@@ -152,13 +160,17 @@ class Contest:
             self._close(entry)
         else:
             entry.workers = self._workers_of(entry)
-            _send(entry.workers, signal.SIGSTOP)
+            if entry.contender.stands_still:
+                self._guard.watch(entry.workers)
+                _send(entry.workers, signal.SIGSTOP)
+            else:
+                _settle(entry.workers)
         _settle()
 
     def _workers_of(self, entry: Entry) -> set[psutil.Process]:
         """Those without children: what starts processes for others (a fork server) is not to stand still."""
         known = self._elsewhere.union(*(other.workers for other in self.entries if other is not entry))
-        own = set(psutil.Process().children(recursive=True)) - known
+        own = {one for one in psutil.Process().children(recursive=True) if one.pid != self._guard.pid} - known
         parents = set()
         for one in own:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -176,6 +188,39 @@ class Contest:
         except Exception as error:
             print(f"{entry.contender.name} does not end: {type(error).__name__}: {error}", flush=True)
             self._stuck = True
+
+
+class Guard:
+    """A process that kills stopped workers when this one is gone: they cannot notice it themselves, however it ended."""
+
+    SCRIPT = (
+        "import os, signal, sys\n"
+        "numbers = {int(number) for line in sys.stdin for number in line.split()}\n"
+        "for number in numbers:\n"
+        "    try:\n        os.kill(number, signal.SIGKILL)\n"
+        "    except OSError:\n        pass\n"
+    )
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        """Its own."""
+        return self._process.pid
+
+    def watch(self, workers: Iterable[psutil.Process]) -> None:
+        """These are to go with this process."""
+        assert self._process.stdin is not None
+        print(*(one.pid for one in workers), file=self._process.stdin, flush=True)
+
+    def close(self) -> None:
+        """All of them have ended: nothing is left to guard."""
+        self._process.kill()
+        self._process.wait()
 
 
 @contextlib.contextmanager
@@ -217,20 +262,20 @@ def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
             one.send_signal(number)
 
 
-def _settle() -> None:
-    """Waits until threads of this process have done what they had in hand: it is not to be done in the turn of another."""
+def _settle(workers: Iterable[psutil.Process] = ()) -> None:
+    """Waits until this process and those have done what they had in hand: it is not to be done in the turn of another."""
     end = time.perf_counter() + SETTLE_SECONDS
     while time.perf_counter() < end:
-        before = time.process_time()
+        before = _cpu_seconds(workers)
         time.sleep(0.03)
-        if time.process_time() - before < 0.003:
+        if _cpu_seconds(workers) - before < 0.003:
             return
 
 
-def _cpu_seconds(entry: Entry) -> float:
-    """Of this process and the contender's workers, so far."""
+def _cpu_seconds(workers: Iterable[psutil.Process]) -> float:
+    """Of this process and those workers, so far."""
     seconds = time.process_time()
-    for one in entry.workers:
+    for one in workers:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = one.cpu_times()
             seconds += times.user + times.system

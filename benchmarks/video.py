@@ -22,6 +22,8 @@ from lightning_dali import ClipSampler, VideoDataModule
 
 SUM, BUSY = 0.85, 90.0
 """Targets: at least so much of what PyAV on the cores and SimpleDecoder on NVDEC make together; percent that NVDEC is busy."""
+PACE = {"warm_up_seconds": 2.5, "stands_still": False}
+"""Workers decode a share of the clips that follows from how long they take; a batch of them is ready every 50 ms."""
 STOCK = {"h264_1920x1080": 3.0, "h264_640x360": 3.0}
 """At least so many times the stock proxy, whose decoder starts anew for each clip of these sizes."""
 
@@ -46,7 +48,7 @@ def run(kind: str, paths: Sequence[str], options: argparse.Namespace) -> None:
         if options.peers:
             peers["PyAV"] = contest.enter(other.pyav(paths))
         found = [
-            contest.enter(ours(f"ours {decoder}" + f" num_workers={workers}" * (workers is not None), dm, slices=1))
+            contest.enter(ours(f"ours {decoder}" + f" num_workers={workers}" * (workers is not None), dm, slices=1, **PACE))
             for decoder in options.decoder
             for workers in options.workers
             for dm in [datamodule(paths, options, decoder, workers)]

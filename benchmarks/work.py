@@ -137,7 +137,7 @@ class Utterances(Dataset[tuple[Any, int]]):
 # -- this library ----------------------------------------------------------------------------------------------------
 
 
-def ours(name: str, dm: Any, *, slices: int = 2) -> Contender:
+def ours(name: str, dm: Any, *, slices: int = 2, **more: Any) -> Contender:
     """A datamodule's training loader as a contender."""
 
     def batches() -> Batches:
@@ -146,4 +146,4 @@ def ours(name: str, dm: Any, *, slices: int = 2) -> Contender:
         finally:
             dm.close()
 
-    return Contender(name, batches, dm.batch_size, slices=slices)
+    return Contender(name, batches, dm.batch_size, slices=slices, **more)

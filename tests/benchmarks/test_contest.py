@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.rates import Rate, judged
 
@@ -79,3 +85,38 @@ def test_contenders_take_turns_and_those_that_fail_are_left_out(run_script: Call
     assert "hangs: left out: TimeoutError: nothing came of it in 1 s" in run.stdout
     assert "fast / slow" in run.stdout and "breaks / slow" not in run.stdout
     assert "CPU: True" in run.stdout
+
+
+KILLED = """
+import subprocess, sys, time
+from contest import Contender, Contest
+
+def batches():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    print("worker", process.pid, flush=True)
+    while True:
+        time.sleep(0.01)
+        yield
+
+with Contest(rounds=1) as one:
+    one.enter(Contender("one", batches, 1))
+    print("stopped", flush=True)
+    time.sleep(100)
+"""
+
+
+def test_stopped_workers_go_with_a_contest_that_is_killed(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment) as run:
+        assert run.stdout is not None
+        lines = []
+        while "stopped" not in lines:
+            lines.append(run.stdout.readline().strip())
+        run.kill()
+    worker = int(next(line for line in lines if line.startswith("worker")).split()[1])
+    end = time.monotonic() + 10
+    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, "the worker is still there, stopped for good"
+        time.sleep(0.05)
