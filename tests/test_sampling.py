@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_dali.sampling import EvalPlan, Shard, TrainPlan
 from lightning_dali.seeding import seeded
-from tests.sampling.plans import (
+from tests.plans import (
     BATCHES,
     MANY,
     SEEDS,

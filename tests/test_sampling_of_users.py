@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from lightning_dali.sampling import BatchPlan, Shard
 from lightning_dali.seeding import seeded
-from tests.sampling.plans import (
+from tests.plans import (
     BATCHES,
     SIZES,
     SOME,

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import WeightedRandomSampler
 
 from lightning_dali.sampling import BatchTask, EvalPlan, Shard
-from tests.sampling.plans import Make, batch_sampled, evaluate, ranks, sampled, train
+from tests.plans import Make, batch_sampled, evaluate, ranks, sampled, train
 
 
 def test_plans_are_values() -> None:
