@@ -25,7 +25,7 @@ from lightning_dali.position import Position, load_position, save_position
 from lightning_dali.sampling import BatchPlan, BatchTask, Plan, StreamPlan, StreamTask, TrainPlan
 from lightning_dali.server import Server
 from lightning_dali.sources import InlineSource, PoolSource
-from lightning_dali.streams import StreamFetcher, StreamSource, Turns, told_state
+from lightning_dali.streams import StreamFetcher, StreamSource, Turns, set_epoch, told_state
 from lightning_dali.throughput import Totals
 from lightning_dali.wire import Request
 from lightning_dali.workers import OUTSTANDING_PER_WORKER, Stream, WorkerPool
@@ -174,6 +174,7 @@ class Loader:
         if isinstance(plan, BatchPlan):
             return self._source(at.epoch, at.start, lambda: plan.batches(at.epoch, start=at.start))
         assert isinstance(plan, StreamPlan) and isinstance(fetcher, StreamFetcher)
+        set_epoch(self.dataset, 0 if plan.fixed_order else at.epoch)
         turns = self._turns(plan, at)
         source = self._source(at.epoch, at.start, lambda: turns)
         return StreamSource(source, turns, on_close=lambda: fetcher.forget(turns.run))

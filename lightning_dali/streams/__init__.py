@@ -14,7 +14,7 @@ from lightning_dali.streams.cursor import this_share
 from lightning_dali.streams.fetcher import StreamFetcher
 from lightning_dali.streams.peers import gather_lengths
 from lightning_dali.streams.source import StreamSource
-from lightning_dali.streams.state import told_state
+from lightning_dali.streams.state import set_epoch, told_state
 from lightning_dali.streams.turns import Skipped, StreamEnd, Told, Turns
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "gather_lengths",
     "is_stream",
     "length_of",
+    "set_epoch",
     "this_share",
     "told_state",
 ]

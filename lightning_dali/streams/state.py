@@ -7,6 +7,8 @@ import inspect
 import logging
 from typing import Any
 
+import torch
+
 logger = logging.getLogger(__name__)
 
 _UNKNOWN = object()
@@ -32,9 +34,7 @@ class OwnState:
             self._initial = self._look()
         if state is None and self._used:
             self._begin_anew()
-        set_epoch = getattr(self._dataset, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+        set_epoch(self._dataset, epoch)
         if state is not None:
             self._dataset.load_state_dict(copy.deepcopy(state))
         self._used = True
@@ -56,6 +56,18 @@ class OwnState:
         except Exception as error:  # some have none before they were begun
             logger.debug("%s.state_dict() before the first sample: %s", type(self._dataset).__name__, error)
             return _UNKNOWN
+
+
+def set_epoch(dataset: Any, epoch: int) -> None:
+    """Tells a dataset the epoch, if it wants to know. To be called in the rank before it is called in the workers.
+
+    Hugging Face's streams have the number in memory that they share with their workers, who would all add to it if they were
+    told at the same time (`datasets` 5.2): there the rank's word is enough.
+    """
+    tell = getattr(dataset, "set_epoch", None)
+    shared = getattr(dataset, "_epoch", None)
+    if callable(tell) and not (isinstance(shared, torch.Tensor) and shared.is_shared() and int(shared) == epoch):
+        tell(epoch)
 
 
 def has_own_state(dataset: Any) -> bool:
@@ -82,9 +94,7 @@ def told_state(dataset: Any, epoch: int, *, batches: int, batch_size: int, num_w
         return None
     if not names <= set(inspect.signature(save).parameters):
         return None
-    set_epoch = getattr(dataset, "set_epoch", None)
-    if callable(set_epoch):
-        set_epoch(epoch)
+    set_epoch(dataset, epoch)
     return save(num_samples_yielded=batches * batch_size, num_workers=num_workers, batch_size=batch_size)
 
 
