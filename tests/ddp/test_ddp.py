@@ -171,14 +171,14 @@ def test_fsdp(root: Path, alone: Spy, nursery: Nursery) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: no wheel beyond Python 3.14")
-def test_ray(root: Path, alone: Spy, run_script: Callable[..., Any]) -> None:
+def test_ray(root: Path, alone: Spy, run_warm: Callable[..., Any]) -> None:
     (root / "home").mkdir()
     env = environment(
         HOME=str(root / "home"),  # Ray writes the token of the cluster there
         PYTHONUSERBASE=site.getuserbase(),  # which would follow HOME
         RAY_USAGE_STATS_ENABLED="0",
     )
-    run = run_script(RUN.read_text(), 360, args=[str(root), "ray"], env=env)
+    run = run_warm(RUN.read_text(), 360, args=[str(root), "ray"], env=env)
     assert run.rc == 0, run.stderr[-4000:]
     check_once(root, "ray", alone)
 
