@@ -103,12 +103,12 @@ def scan_command(
     debug: Debug = False,
 ) -> None:
     """Finds bad files before training. Exit status 1 if there are any."""
-    from lightning_dali.cli.scan import scan
+    from lightning_dali.cli.scan import num_samples, scan
     from lightning_dali.environment import cores
 
     with _told(debug), _opened(source, overrides) as opened:
         loader = opened.loader(stage)
-        with _progress("samples", len(loader.dataset)) as advance:
+        with _progress("samples", num_samples(loader)) as advance:
             made = scan(loader, num_workers=num_workers or cores(), decode=decode, on_progress=advance)
         _tell(made, report)
 

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_dali.cli.reference import PlainDataset
+from lightning_dali.cli.reference import PlainDataset, PlainStream
 from lightning_dali.environment import cores
 from lightning_dali.loader import Loader
+from lightning_dali.streams import is_stream
 from lightning_dali.structure import map_leaves
 from lightning_dali.throughput import Totals, advice
 
@@ -168,7 +169,8 @@ def _wait_for(device: torch.device) -> None:
 
 def _plain(loader: Loader, seconds: float, device: torch.device) -> Rate:
     fetcher = loader.fetcher
-    dataset = PlainDataset(fetcher.dataset, fetcher.transform)
+    stream = is_stream(fetcher.dataset)
+    dataset: Any = (PlainStream if stream else PlainDataset)(fetcher.dataset, fetcher.transform)
     seen = 0
 
     def to_device(batch: Any) -> None:
@@ -181,9 +183,9 @@ def _plain(loader: Loader, seconds: float, device: torch.device) -> Rate:
         # What samples of different sizes need: a list, which costs less than stacking, so it does not flatter us.
         collate = fetcher.collate_fn or (None if _stacks(dataset) else list)
         other: DataLoader[Any] = DataLoader(
-            dataset,  # type: ignore[arg-type]  # anything with a length and items will do
+            dataset,
             batch_size=loader.batch_size,
-            shuffle=True,
+            shuffle=not stream,
             drop_last=True,
             num_workers=loader.num_workers,
             persistent_workers=loader.num_workers > 0,
@@ -193,9 +195,12 @@ def _plain(loader: Loader, seconds: float, device: torch.device) -> Rate:
         return _rate(_cycle(other), to_device, seconds, device, count=lambda: seen)
 
 
-def _stacks(dataset: PlainDataset) -> bool:
+def _stacks(dataset: Any) -> bool:
+    first = (
+        itertools.islice(iter(dataset), 2) if is_stream(dataset) else (dataset[0], dataset[min(1, len(dataset) - 1)])
+    )
     try:
-        torch.utils.data.default_collate([dataset[0], dataset[min(1, len(dataset) - 1)]])
+        torch.utils.data.default_collate(list(first))
     except (RuntimeError, TypeError):
         return False
     return True

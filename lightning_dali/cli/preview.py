@@ -15,6 +15,7 @@ from lightning_dali.cli.reference import plain_sample
 from lightning_dali.explain import explain
 from lightning_dali.loader import Loader
 from lightning_dali.padded import Padded
+from lightning_dali.streams import is_stream
 from lightning_dali.structure import field_name, leaves
 
 __all__ = ["Preview", "preview"]
@@ -243,6 +244,9 @@ def _compared(
 ) -> list[draw.Tile]:
     """Torchvision's picture, and how far it is away."""
     name = shown.media[0]
+    if is_stream(loader.dataset):
+        notes.append("compare: a stream cannot be asked for the same sample again.")
+        return []
     if _kind(shown.fields[name]) != "image":
         notes.append(f"compare: only images have a reference; field {name!r} is a {_kind(shown.fields[name])}.")
         return []

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import IterableDataset
 
 from lightning_dali.fetch import Fetcher
 from lightning_dali.seeding import sample_seed, seeded
 from lightning_dali.structure import map_leaves
 
-__all__ = ["PlainDataset", "plain_sample"]
+__all__ = ["PlainDataset", "PlainStream", "plain_sample"]
 
 _SUFFIXES = frozenset(Image.registered_extensions())
 
@@ -26,11 +28,10 @@ _SUFFIXES = frozenset(Image.registered_extensions())
 def plain_sample(fetcher: Fetcher, epoch: int, index: int) -> Any:
     """One sample, as torchvision alone would have made it."""
     with seeded(sample_seed(fetcher.seed, epoch, index), restore=True):
-        return _sample(fetcher.dataset, fetcher.transform, index)
+        return _transformed(fetcher.dataset[index], fetcher.transform)
 
 
-def _sample(dataset: Any, transform: Any, index: int) -> Any:
-    sample = dataset[index]
+def _transformed(sample: Any, transform: Any) -> Any:
     if transform is None:
         return sample
     done = False
@@ -70,4 +71,16 @@ class PlainDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        return _sample(self.dataset, self.transform, index)
+        return _transformed(self.dataset[index], self.transform)
+
+
+@dataclass
+class PlainStream(IterableDataset[Any]):
+    """The same for a dataset that is iterated."""
+
+    dataset: Any
+    transform: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in self.dataset:
+            yield _transformed(sample, self.transform)

@@ -15,10 +15,11 @@ from lightning_dali.fetch import Fetcher
 from lightning_dali.loader import Loader
 from lightning_dali.media import IndexCache, MediaError
 from lightning_dali.sampling import BatchTask
+from lightning_dali.streams import is_stream
 from lightning_dali.structure import map_leaves
 from lightning_dali.workers import WorkerError
 
-__all__ = ["VIDEO_SUFFIXES", "Scan", "find_videos", "index_videos", "scan"]
+__all__ = ["VIDEO_SUFFIXES", "Scan", "find_videos", "index_videos", "num_samples", "scan"]
 
 CHUNK = 64
 """Samples a task."""
@@ -100,6 +101,20 @@ class _Scanner:
             raise MediaError(str(error), self.fetcher.modality.path(proxy)) from error
 
 
+def num_samples(loader: Loader) -> int:
+    """How many samples there are to look at.
+
+    Raises:
+        ValueError: The dataset is iterated.
+    """
+    if is_stream(loader.dataset):
+        raise ValueError(
+            f"the {loader.name} dataset is a stream ({type(loader.dataset).__name__}): scan asks for samples by their index. Train "
+            "with on_bad_sample='replace' and bad_samples_file=..., which lists what was met, or scan the files."
+        )
+    return int(loader.plan.num_samples or 0)
+
+
 def scan(loader: Loader, *, num_workers: int, decode: bool = False, on_progress: Progress = lambda done: None) -> Scan:
     """Fetches every sample of a loader's dataset, on stand-ins: headers and the ends of files are looked at.
 
@@ -109,7 +124,7 @@ def scan(loader: Loader, *, num_workers: int, decode: bool = False, on_progress:
         decode: Whether to decode everything: slower by far, and finds damage in the middle of files.
         on_progress: Called with the number of samples done.
     """
-    start, total = time.perf_counter(), len(loader.dataset)
+    start, total = time.perf_counter(), num_samples(loader)
     scanner = _Scanner(replace(loader.fetcher, on_bad_sample="replace", restore_rng=False), decode)
     bad: list[BadSample] = []
     counts: dict[str, int] = {}

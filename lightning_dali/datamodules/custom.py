@@ -50,7 +50,7 @@ class DALIDataModule(BaseDataModule):
     Options that are not explained here are those of `ImageDataModule`, and mean the same.
 
     Args:
-        train_dataset: A function of the proxy that makes a map-style dataset. With several pipelines it gets all their
+        train_dataset: A function of the proxy that makes a dataset, as in `ImageDataModule`. With several pipelines it gets all their
             proxies: `proxies.image(...)` or `proxies["image"](...)`.
         train_pipeline: What `@pipeline_def` returns (it is called with batch size, device and threads), or a
             `nvidia.dali.Pipeline`, which is copied; or a mapping of names to these, for several.

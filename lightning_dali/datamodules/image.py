@@ -23,8 +23,8 @@ class ImageDataModule(BaseDataModule):
     The options from `batch_size` on are those of every datamodule, and are explained here only.
 
     Args:
-        train_dataset: A map-style dataset, or a zero-argument function that makes one (called in `prepare_data`, where it
-            may download, and in `setup`).
+        train_dataset: A map-style dataset, an `IterableDataset` that shards itself (docs/sources.md), or a zero-argument
+            function that makes one (called in `prepare_data`, where it may download, and in `setup`).
         val_dataset: The same, or a list or dict of them.
         test_dataset: The same.
         predict_dataset: The same.
@@ -35,7 +35,7 @@ class ImageDataModule(BaseDataModule):
         num_workers: Processes that fetch; None: of this rank's cores three quarters, 12 at most
             (without a GPU half, 8 at most); 0: in the training process.
         num_threads: DALI's CPU threads; None: a quarter of this rank's cores, from 2 to 8.
-        shuffle: Whether training goes through a new permutation each epoch.
+        shuffle: Whether training goes through a new permutation each epoch. An `IterableDataset` has its own order.
         drop_last: Whether training drops the samples that do not fill a global batch.
         sampler: The order of training instead of `shuffle`: a sampler over the whole dataset, or a function of the
             dataset that makes one. It is dealt to the ranks, unless it shards itself (`DistributedSampler`).
@@ -51,7 +51,7 @@ class ImageDataModule(BaseDataModule):
             that detection targets are lists with an entry a sample: boxes, keypoints, what has one row a box.
         release_memory: When graphs and DALI's unused memory go back: ``"never"``, ``"stage"`` (at its end), ``"epoch"``.
         ragged: ``"error"``: images of one batch must have one size; ``"list"``: otherwise a list is delivered.
-        with_index: Whether the batch carries the dataset indices of its rows.
+        with_index: Whether the batch carries the dataset indices of its rows; of an `IterableDataset`, running numbers.
         channels_last: Whether image batches lie in memory as `(B, H, W, C)`, for models that are `channels_last`; their
             shape stays `(B, C, H, W)`.
         device: ``"auto"`` (the trainer's), ``"cpu"``, ``"cuda:0"``, an int.

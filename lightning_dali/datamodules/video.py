@@ -37,7 +37,7 @@ class VideoDataModule(BaseDataModule):
     Options that are not explained here are those of `ImageDataModule`, and mean the same.
 
     Args:
-        train_dataset: A map-style dataset, or a zero-argument function that makes one (torchvision's video datasets read
+        train_dataset: As in `ImageDataModule`; or a zero-argument function that makes one (torchvision's video datasets read
             all files when they are made: made by a function, they do so here, without torchcodec).
         train_transform: Applied to the clip; a `v2` transform, for datasets that return paths or bytes.
         eval_transform: The same for validation, test and prediction.

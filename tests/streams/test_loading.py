@@ -22,6 +22,9 @@ from lightning_dali import (
     SpeechDataModule,
     VideoDataModule,
 )
+from lightning_dali.cli.bench import bench
+from lightning_dali.cli.preview import preview
+from lightning_dali.cli.scan import scan
 from lightning_dali.testing import make_images, make_videos, make_wavs, recover_wav_ids
 from tests.custom import pipelines
 from tests.ddp.spy import Spy, trainer, warnings_of_lightning
@@ -106,6 +109,20 @@ def test_peeking_leaves_no_trace(paths: list[Path], make: Any) -> None:
     first = ids(dm.peek())
     dm.explain()
     assert (order := all_ids(dm.train_dataloader())) == all_ids(other.train_dataloader()) and order[:4] == first
+
+
+def test_the_commands(paths: list[Path], make: Any) -> None:
+    dm = make(Sized(paths, TO_FLOAT), num_workers=1)
+    (loader,) = dm.stage_loaders("train")
+    assert preview(loader, count=4, compare=True).notes == [
+        "compare: a stream cannot be asked for the same sample again."
+    ]
+    with pytest.raises(
+        ValueError, match=r"the train dataset is a stream \(Sized\): scan asks for samples by their index"
+    ):
+        scan(loader, num_workers=1)
+    made = bench(loader, seconds=0.05)
+    assert made.loader.samples_per_second > 0 and made.plain is not None and made.plain.samples_per_second > 0
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
