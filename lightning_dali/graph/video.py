@@ -89,7 +89,9 @@ class VideoExecutor:
         self.spec, self.device = spec, device
         self._pipeline = new_pipeline(device, max_batch_size=max_batch_size)
         with self._pipeline:
-            self._pipeline.set_outputs(stages(_decoded(spec, device), spec.template, layout="FCHW"))
+            frames = _decoded(spec, device)
+            sizes = [frames.shape()] if spec.decoder == "dali" else []
+            self._pipeline.set_outputs(stages(frames, spec.template, layout="FCHW"), *sizes)
         self._pipeline.build()
         self._inputs = stage_inputs(spec.template)
         self._decoders: DecoderPool | None = None
@@ -126,7 +128,7 @@ class VideoExecutor:
 
     def collect(self, lane: Lane) -> torch.Tensor | list[torch.Tensor]:
         """The oldest batch: `(n, T, C, H, W)`, or a list of `(T, C, H, W)` when sizes differ; or with T and C swapped."""
-        output = self._outputs() if self._decoders is None else self._collect_decoded(lane)
+        output = self._outputs(lane) if self._decoders is None else self._collect_decoded(lane)
         if self.spec.template.finish is None:
             output = [channels_first(item) for item in output] if isinstance(output, list) else channels_first(output)
         rows = run_tail(output, lane.tail)
@@ -136,10 +138,13 @@ class VideoExecutor:
             return [item.transpose(0, 1).contiguous() for item in rows]
         return rows.transpose(1, 2).contiguous()
 
-    def _outputs(self) -> Any:
+    def _outputs(self, lane: Lane) -> Any:
         from lightning_dali.graph.dali import collect
 
-        return collect(self._pipeline, self.device)[0]
+        frames, *sizes = collect(self._pipeline, self.device)
+        for found in sizes:
+            _check_sizes(found, lane.heads)
+        return frames
 
     def _collect_decoded(self, lane: Lane) -> Any:
         """Waits for NVDEC, then runs the graph over as many clips at a time as memory should hold."""
@@ -155,7 +160,7 @@ class VideoExecutor:
                 clips.append(following)
             # one tensor: DALI gathers separate ones anyway, and complains when a batch of one is none of them
             self._run(lane, torch.stack(clips), range(start, start + len(clips)))
-            outputs.append(self._outputs())
+            outputs.append(self._outputs(lane))
             for row in range(start, start + len(clips)):
                 futures[row] = Future()  # its frames are not needed any more
             start += len(clips)
@@ -173,6 +178,15 @@ class VideoExecutor:
         wait(waiting, timeout=CLOSE_SECONDS)
         self._decoders = None
         self._pipeline = None
+
+
+def _check_sizes(found: Any, jobs: list[ClipJob]) -> None:
+    """Windows are cut from pictures of the size that was expected; of another size they would show something else."""
+    for (_, height, width, _), job in zip(torch.stack(list(found)).tolist(), jobs, strict=True):
+        if (height, width) != (job.height, job.width):
+            raise RuntimeError(
+                f"Error: DALI's decoder gave frames of {width}x{height} for a video of {job.width}x{job.height}"
+            )
 
 
 def _ready(clip: DecodedClip) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,22 @@ def test_what_nvdec_refuses_is_decoded_with_ffmpeg(tmp_path: Path) -> None:
     clip.event.synchronize()
     assert [read_number(frame) for frame in clip.frames.cpu().numpy()] == [3, 11]
     pool.close()
+
+
+# -- DALI's decoder --------------------------------------------------------------------------------------------------
+
+
+def test_frames_of_another_size_than_expected_are_an_error(tmp_path: Path, vp9_in_dali: None) -> None:
+    """Windows would show something else. VP9 is what DALI decodes on the CPU, through the same graph as H.264 on a GPU."""
+    path = make_video(tmp_path / "a.mp4", "vp9", num_frames=20)
+    maker = fetcher([path], "dali", sampler=ClipSampler(4))
+    (lane,) = request(maker, 1).lanes
+    assert isinstance(lane.spec, VideoSpec) and lane.spec.decoder == "dali"
+    executor = lane.spec.build(Device(None, num_threads=1), max_batch_size=1)
+    executor.feed(lane)
+    assert torch.as_tensor(executor.collect(lane)).shape == (1, 4, 3, 40, 48)
+    lane.heads[0] = replace(lane.heads[0], height=lane.heads[0].height + 16)
+    executor.feed(lane)
+    with pytest.raises(RuntimeError, match=r"gave frames of (\d+)x(\d+) for a video of \1x\d+"):
+        executor.collect(lane)
+    executor.close()
