@@ -195,7 +195,7 @@ class Loader:
             name=self.name,
             start=at.start,
             over=at.ended,
-            keep=(self.ahead + self.server.device.depth) // plan.workers + 3,
+            keep=-(-(self.ahead + self.server.device.depth) // plan.workers) + 1,  # what is under way, and itself
             states=states,
             firsts=at.trails[-1][1].firsts if at.start and at.trails else None,
         )

