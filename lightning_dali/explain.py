@@ -3,6 +3,8 @@
 Runs in the rank. The first samples are drawn a few times and one small batch is run in this process; no worker is started.
 """
 
+# Over 300 lines: half of them are words for the user.
+
 from __future__ import annotations
 
 import textwrap

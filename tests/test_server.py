@@ -3,6 +3,8 @@
 The graphs here are a few lines of Python, so that they can fail when they are told to.
 """
 
+# Over 300 lines: the graphs and the source in Python that all tests here share.
+
 import random
 import threading
 import time

@@ -3,6 +3,8 @@
 `ImageSpec` is written in the worker; building and running it happens in the rank. DALI is imported when it is built.
 """
 
+# Over 300 lines: the template's stages, their parameters and the graph that runs them are read side by side.
+
 from __future__ import annotations
 
 import functools

@@ -6,6 +6,8 @@ a call that only some samples drew needs no conditional. Windows may stick out o
 and centre crop are all windows. Flips commute with windows (mirrored) and with resizing, so they come last.
 """
 
+# Over 300 lines: what goes into the head decides what is left for the tail; the rules of both are one argument.
+
 from __future__ import annotations
 
 import functools

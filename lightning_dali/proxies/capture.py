@@ -6,6 +6,8 @@ The replaced attributes are restored when the scope ends. Captured are `PIL.Imag
 v2 twins when they are handed a proxy (so v1 transform classes run unmodified, with their own draws).
 """
 
+# Over 300 lines: a list of the places where datasets decode, a few lines each, and the scope that replaces them all.
+
 from __future__ import annotations
 
 import functools

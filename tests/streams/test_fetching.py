@@ -1,5 +1,7 @@
 """What a worker makes of an iterated dataset: draws, bad samples, ends, its own state. In this process, nothing is started."""
 
+# Over 300 lines: the policies for bad samples, each on a stream.
+
 from __future__ import annotations
 
 import os
