@@ -15,7 +15,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from lightning_dali.proxies.audio_calls import AudioCall, AudioState
 from lightning_dali.proxies.audio_source import AudioSource
-from lightning_dali.proxies.stand_in import stand_in, who_needs_pixels
+from lightning_dali.proxies.stand_in import StaysHere, real_arguments, stand_in, who_needs_pixels
 
 _PROPERTIES = (
     "shape",
@@ -68,7 +68,7 @@ class Replay(NamedTuple):
     """State of torch's default generator before it drew."""
 
 
-class ProxyAudio(torch.Tensor):
+class ProxyAudio(StaysHere, torch.Tensor):
     """Audio whose samples are still encoded; see the module."""
 
     source: AudioSource
@@ -207,24 +207,12 @@ class ProxyAudio(torch.Tensor):
         if recorded is not NotImplemented:
             return recorded
         reason = who_needs_pixels(func)
-
-        def samples(value: Any) -> Any:
-            if isinstance(value, ProxyAudio):
-                return value.materialise(reason)
-            return type(value)(map(samples, value)) if type(value) in (list, tuple) else value
-
-        args = [samples(value) for value in args]
-        return func(*args, **{key: samples(value) for key, value in kwargs.items()})
+        real, more = real_arguments(args, kwargs, ProxyAudio, lambda proxy: proxy.materialise(reason))
+        return func(*real, **more)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch passes its own options
         steps = ", ".join(call.name for call in self.calls)
         return f"ProxyAudio({self.source!r}, shape={self.state.shape}, calls=[{steps}])"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ProxyAudio:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a ProxyAudio stays in its worker: it cannot be pickled")
 
 
 class AudioStack:

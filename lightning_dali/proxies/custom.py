@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from lightning_dali.proxies.stand_in import stacked_along_0
+
 MAX_PATH_BYTES = 4096
 """Linux' PATH_MAX: a longer input is no file name."""
 
@@ -143,14 +145,8 @@ class ProxyOutput:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        items = kwargs.get("tensors", args[0] if args else None)
-        if (
-            func is torch.stack
-            and kwargs.get("dim", (*args, 0, 0)[1]) == 0
-            and all(isinstance(one, cls) for one in items)
-        ):
-            return cls.stack(items)
+        if func is torch.stack and (stacked := stacked_along_0(cls, args, kwargs or {})) is not None:
+            return cls.stack(stacked)
         raise TypeError(
             f"{getattr(func, '__name__', func)} was called on the output of a proxy, which has no values in the worker: the "
             "pipeline runs later, in the training process. Only torch.stack along dimension 0 is possible here; do the "

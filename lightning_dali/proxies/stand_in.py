@@ -70,7 +70,17 @@ def _stand_in(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros((), dtype=dtype).expand(shape)
 
 
-class StandIn:
+class StaysHere:
+    """Something of one worker's, which copies of its sample share."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"a {type(self).__name__} stays in its worker: it cannot be pickled")
+
+
+class StandIn(StaysHere):
     """The tensor half of `ProxyImage` and `ProxyVideo`, which say how they are made, recorded on and decoded."""
 
     KIND: ClassVar[type]
@@ -120,24 +130,16 @@ class StandIn:
                 return func(*args, **kwargs)
         if func in _IDENTITY:
             return args[0]
-        if func is torch.stack:
-            tensors = kwargs.get("tensors", args[0] if args else ())
-            if all(isinstance(item, cls) for item in tensors) and not kwargs.get("dim", (*args, 0, 0)[1]):
-                return cls.stack(list(tensors))
+        if func is torch.stack and (stacked := stacked_along_0(cls, args, kwargs)) is not None:
+            return cls.stack(stacked)
         first = args[0] if args else None
         if isinstance(first, StandIn):
             recorded = first._recorded(func, args[1:], kwargs)
             if recorded is not None:
                 return recorded
         reason = who_needs_pixels(func)
-
-        def pixels(value: Any) -> Any:
-            if isinstance(value, StandIn):
-                return value.materialise_tensor(reason)
-            return type(value)(map(pixels, value)) if isinstance(value, (list, tuple)) else value
-
-        real = [pixels(value) for value in args]
-        result = func(*real, **{key: pixels(value) for key, value in kwargs.items()})
+        real, more = real_arguments(args, kwargs, StandIn, lambda proxy: proxy.materialise_tensor(reason))
+        result = func(*real, **more)
         if isinstance(first, StandIn) and _changes_in_place(func):
             first.source, first.calls = type(first.source).from_result(real[0]), ()
             return first if result is real[0] else result
@@ -160,12 +162,6 @@ class StandIn:
         steps = ", ".join(call.name for call in self.calls)
         return f"{type(self).__name__}({self.source!r}, shape={tuple(self.shape)}, dtype={self.dtype}, calls=[{steps}])"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(f"a {type(self).__name__} stays in its worker: it cannot be pickled")
-
 
 class Stack:
     """Several stand-ins that were stacked: they become one tensor in the rank, with one or more leading dimensions."""
@@ -181,6 +177,27 @@ class Stack:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+
+def stacked_along_0(kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+    """What `torch.stack(*args, **kwargs)` stacks, if that is nothing but `kind` along a new first dimension."""
+    items = kwargs.get("tensors", args[0] if args else ())
+    if kwargs.get("dim", (*args, 0, 0)[1]) or not all(isinstance(item, kind) for item in items):
+        return None
+    return list(items)
+
+
+def real_arguments(
+    args: Sequence[Any], kwargs: Mapping[str, Any], kind: type, real: Callable[[Any], Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """A function's arguments with `real(one)` for each `kind` in them, also inside lists and tuples."""
+
+    def made_real(value: Any) -> Any:
+        if isinstance(value, kind):
+            return real(value)
+        return type(value)(map(made_real, value)) if type(value) in (list, tuple) else value
+
+    return [made_real(value) for value in args], {key: made_real(value) for key, value in kwargs.items()}
 
 
 _TENSOR_ONLY = frozenset({"to_dtype", "normalize", "erase", "gaussian_noise", "jpeg", "permute_channels"})
