@@ -48,7 +48,9 @@ def run(kind: str, paths: Sequence[str], options: argparse.Namespace) -> None:
         if options.peers:
             peers["PyAV"] = contest.enter(other.pyav(paths))
         found = [
-            contest.enter(ours(f"ours {decoder}" + f" num_workers={workers}" * (workers is not None), dm, slices=1, **PACE))
+            contest.enter(
+                ours(f"ours {decoder}" + f" num_workers={workers}" * (workers is not None), dm, slices=1, **PACE)
+            )
             for decoder in options.decoder
             for workers in options.workers
             for dm in [datamodule(paths, options, decoder, workers)]

@@ -81,7 +81,10 @@ def test_a_file_of_a_group_stands_alone(file: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["data=image"], "group 'data' has no 'image'; it has images, multimodal, pipeline, speech, video. Did you mean 'images'?"),
+        (
+            ["data=image"],
+            "group 'data' has no 'image'; it has images, multimodal, pipeline, speech, video. Did you mean 'images'?",
+        ),
         (["data.batchsize=3"], "has no key 'batchsize' there; it has .* Did you mean 'batch_size'"),
         (["nonsense"], "expected key=value"),
     ],

@@ -112,7 +112,9 @@ class AudioModality:
             TypeError: The clip came as frames.
         """
         if source.video is None or source.index is None:
-            raise TypeError("a video that comes as frames has no sound: let the dataset return the file's path or bytes.")
+            raise TypeError(
+                "a video that comes as frames has no sound: let the dataset return the file's path or bytes."
+            )
         try:
             wave, rate = decode_sound(source.video, source.index, *clip_span(source.index, source.clip))
         except MediaError as error:
