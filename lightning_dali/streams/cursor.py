@@ -6,7 +6,6 @@ deals its samples in turn, that is the sample's place in the whole stream, on an
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -167,7 +166,6 @@ class Cursor:
             except Exception as again:
                 logger.debug("%s with %s not captured: %s", type(self.dataset).__name__, name, again)
                 continue
-            self._close_iterator()
             self._iterator, self.scope, self.fallbacks = iterator, scope, {}
             self.fell_back = {name: f"{type(error).__name__}: {error}"}
             return sample
@@ -180,7 +178,7 @@ class Cursor:
             "%s could not go on from its own state (%s: %s): its first %d sample(s) are passed one by one.",
             *(type(self.dataset).__name__, type(error).__name__, error, self.position),
         )
-        self._close_iterator()
+        self._iterator = None
         self.own.begin(None, task.order_epoch)
         self._iterator, self.from_start = self._iterate(self.scope), True
         for passed in range(self.position):
@@ -194,19 +192,10 @@ class Cursor:
             self.kept.popitem(last=False)
 
     def close(self) -> None:
-        """Lets go of the iterator, whose own clean-up runs here."""
-        self.ended = True
+        """Lets go of the iterator and of what was kept; a generator's own clean-up runs here."""
+        self.ended, self._iterator = True, None
         self.kept.clear()
         self.rest.clear()
-        self._close_iterator()
-
-    def _close_iterator(self) -> None:
-        iterator, self._iterator = self._iterator, None
-        if inspect.isgenerator(iterator):
-            try:
-                iterator.close()
-            except Exception as error:
-                logger.warning("%s: closing its iterator failed: %s", type(self.dataset).__name__, error)
 
 
 def _tell_worker_info(seed: int) -> None:

@@ -69,6 +69,21 @@ def test_an_order_that_is_drawn_comes_again_after_a_skip(workers: int) -> None:
         assert samples(rank_of(Draws(20, buffer=5), 3, workers), start=start, ahead=4) == whole[3 * start :]
 
 
+def test_draws_of_the_datamodules_own_transform(paths: list[Path]) -> None:
+    def drawn(workers: int, **options: Any) -> list[Any]:
+        rank = rank_of(Files(paths, set()), 2, workers)
+        for fetcher in rank.fetchers:
+            fetcher.transform = lambda image: torch.rand(2)
+        found = [
+            list(zip(one.batch[1].tolist(), one.batch[0].tolist(), strict=True)) for one in rank.requests(**options)
+        ]
+        return [sample for batch in found for sample in batch]
+
+    one = drawn(1)
+    assert len({tuple(numbers) for _, numbers in one}) == len(one) == 8
+    assert drawn(0) == one and drawn(1, start=2) == one[4:] and drawn(1, epoch=1) != one
+
+
 def test_the_process_with_no_workers_keeps_its_random_state() -> None:
     state = random.getstate()
     rank = rank_of(Draws(9, buffer=2), 2, 0)
@@ -300,7 +315,7 @@ class Stateful(Dealt):
         self.place, self.epoch, self.drawn = 0, 0, 0
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch, self.place = epoch, 0
+        self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
         mine = list(super().__iter__())

@@ -78,6 +78,7 @@ def test_epochs_and_passes_that_end_early(workers: int, persistent: bool, paths:
             each_once(order, N)
             orders.append(order)
     assert orders[0] != orders[1], "set_epoch reaches the dataset"
+    assert not loader.fetcher._cursors, "an iteration in this process ends with its pass"
     assert len(pids) == (workers if persistent else 0), "workers stay"
     with pytest.raises(TypeError, match="stream without a length"):
         len(loader)
