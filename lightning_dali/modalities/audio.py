@@ -7,7 +7,7 @@ floats beside the encoded ones; what was materialised travels as a finished tens
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from torchvision import tv_tensors
 
 from lightning_dali.graph.speech import RowPlan, SpeechSpec
 from lightning_dali.media import MediaError, clip_span, decode_sound
+from lightning_dali.modalities.shared import OfSources
 from lightning_dali.proxies.audio import AudioStack, ProxyAudio
 from lightning_dali.proxies.audio_calls import AudioCall
 from lightning_dali.proxies.audio_capture import at_rate, capture_audio
@@ -59,7 +60,7 @@ _LOWEST_RATE = 1000
 
 
 @dataclass(frozen=True)
-class AudioModality:
+class AudioModality(OfSources):
     """How audio is handled."""
 
     sample_rate: int | None = None
@@ -180,14 +181,6 @@ class AudioModality:
     def settle(self, proxy: ProxyAudio) -> None:
         """Decodes here."""
         proxy.source.decode()
-
-    def path(self, proxy: ProxyAudio) -> str | None:
-        """The file behind it."""
-        return proxy.source.path
-
-    def notes(self, proxy: ProxyAudio) -> Iterable[str]:
-        """What needed samples in the worker."""
-        return proxy.source.materialised
 
     def lanes(self, items: Sequence[tuple[str, int, Any]]) -> list[tuple[Lane, list[int]]]:
         """One lane for everything: DALI decodes all audio of a batch at once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,11 @@ import torch
 from torchvision import tv_tensors
 
 from lightning_dali.graph.image import ImageSpec, head_inputs
-from lightning_dali.graph.pixels import PixelSpec
 from lightning_dali.graph.plan import IDENTITY_CALLS, Head, plan_item, plan_tail, unfinish
 from lightning_dali.graph.tail import group_key, merge_family
 from lightning_dali.graph.views import combine
 from lightning_dali.media import ImageError, encode_pnm
+from lightning_dali.modalities.shared import OfSources, finished_lane
 from lightning_dali.proxies import Call, ImageSource, ProxyImage, ProxyStack
 from lightning_dali.structure import leaves, map_leaves
 from lightning_dali.wire import Blobs, Lane
@@ -35,7 +35,7 @@ SUFFIXES = frozenset(PIL.Image.registered_extensions()) | {".jpg", ".jpeg"}
 
 
 @dataclass(frozen=True)
-class ImageModality:
+class ImageModality(OfSources):
     """How images are handled."""
 
     def is_proxy(self, value: Any) -> bool:
@@ -122,14 +122,6 @@ class ImageModality:
     def settle(self, proxy: ProxyImage) -> None:
         """Decodes with PIL."""
         proxy.source.settle()
-
-    def path(self, proxy: ProxyImage) -> str | None:
-        """The file behind it."""
-        return proxy.source.path
-
-    def notes(self, proxy: ProxyImage) -> Iterable[str]:
-        """What needed pixels in the worker."""
-        return proxy.source.materialised
 
     def lanes(self, items: Sequence[tuple[str, int, Any]]) -> list[tuple[Lane, list[int]]]:
         """Plans the items of a batch, field by field."""
@@ -293,17 +285,7 @@ def _pixel_lane(items: Sequence[tuple[str, int, Any]], positions: list[int]) -> 
         else:
             result = proxy.materialise_tensor(f"mode {proxy.source.mode}")
         arrays.append(result.as_subclass(torch.Tensor).contiguous())
-    lane = Lane(
-        field=items[positions[0]][0],
-        spec=PixelSpec(),
-        data=Blobs(),
-        inputs={},
-        heads=arrays,
-        tail=[],
-        indices=[items[position][1] for position in positions],
-        paths=[items[position][2].source.path for position in positions],
-    )
-    return lane, positions
+    return finished_lane(items, positions, arrays)
 
 
 def _kinds(sample: Any) -> str:

@@ -7,7 +7,7 @@ PyAV here) is divided so that neither waits for the other.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from torchvision import tv_tensors
 from lightning_dali.graph.plan import plan_item, unfinish
 from lightning_dali.graph.video import VideoSpec
 from lightning_dali.media import ClipSampler, IndexCache, VideoError, VideoIndex, build_index
+from lightning_dali.modalities.shared import OfSources
 from lightning_dali.modalities.video_lanes import Item, by_template, clip_lane, job_of, result_lane
 from lightning_dali.modalities.video_share import Share
 from lightning_dali.modalities.video_shrink import shrink
@@ -76,7 +77,7 @@ class NumberedClip:
 
 
 @dataclass(frozen=True)
-class VideoModality:
+class VideoModality(OfSources):
     """How videos are handled."""
 
     clip: ClipSampler
@@ -213,14 +214,6 @@ class VideoModality:
         """Decodes with PyAV."""
         if proxy.source.result is None:
             proxy.source.frames()
-
-    def path(self, proxy: ProxyVideo) -> str | None:
-        """The file behind it."""
-        return proxy.source.path
-
-    def notes(self, proxy: ProxyVideo) -> Iterable[str]:
-        """What needed pixels in the worker."""
-        return proxy.source.materialised
 
     def lanes(self, items: Sequence[tuple[str, int, Any]]) -> list[tuple[Lane, list[int]]]:
         """Plans the items of a batch, field by field and decoder by decoder."""

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from lightning_dali.graph.image import ImageSpec, head_inputs
-from lightning_dali.graph.pixels import PixelSpec
 from lightning_dali.graph.plan import Head, Window, plan_tail
 from lightning_dali.graph.tail import group_key
 from lightning_dali.graph.video import ClipJob, VideoSpec
 from lightning_dali.media import CutClip
 from lightning_dali.modalities.image import families
+from lightning_dali.modalities.shared import finished_lane
 from lightning_dali.modalities.video_window import sticks_out, within
 from lightning_dali.proxies.video_source import VideoSource
 from lightning_dali.wire import Blobs, Lane
@@ -115,14 +115,4 @@ def result_lane(items: Sequence[tuple[str, int, Any]], members: list[int], *, la
         result = items[position][2].materialise("").as_subclass(torch.Tensor)
         swap = layout == "CTHW" and result.ndim == 4
         done.append((result.transpose(0, 1) if swap else result).contiguous())
-    lane = Lane(
-        field=items[members[0]][0],
-        spec=PixelSpec(),
-        data=Blobs(),
-        inputs={},
-        heads=done,
-        tail=[],
-        indices=[items[position][1] for position in members],
-        paths=[items[position][2].source.path for position in members],
-    )
-    return lane, members
+    return finished_lane(items, members, done)
