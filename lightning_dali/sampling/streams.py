@@ -208,6 +208,7 @@ def stream_plan(
     """
     own = lengths[shard.rank if len(lengths) > 1 else 0]
     known = [length for length in lengths if length is not None]
+    complete = len(known) == len(lengths)
     if 0 in known:
         raise ValueError(
             f"the {name} stream is empty on rank {lengths.index(0)}: its length is 0 (lengths by rank: {list(lengths)}). Check "
@@ -222,26 +223,31 @@ def stream_plan(
         )
     steps = None
     if shard.world_size > 1:
-        if len(known) == len(lengths):
-            each = [num_batches(length, batch_size, drop_last=drop_last) for length in known]
-            steps = min(each) if drop_last else max(each)
+        each = [num_batches(length, batch_size, drop_last=drop_last) for length in known] if complete else None
+        steps = _steps_of_all(each, limit, name, shard.world_size, drop_last=drop_last)
+        if each is not None:
             _announce(name, known, each, steps, shard)
-        elif limit is None:
-            raise ValueError(
-                f"the {name} dataset is a stream without a length, and there are {shard.world_size} ranks: one that ends before "
-                "the others would leave them waiting for ever. Give it a __len__ (the samples of one rank's share), or "
-                f"tell the trainer: limit_{name.split('/')[0]}_batches=<a number of batches>."
-            )
-        else:
-            steps = limit
     return StreamPlan(
         batch_size,
         shard=shard,
         num_workers=num_workers,
-        num_samples=own if len(known) == len(lengths) else None,
+        num_samples=own if complete else None,
         steps=steps,
         drop_last=drop_last,
         fixed_order=fixed_order,
+    )
+
+
+def _steps_of_all(each: list[int] | None, limit: int | None, name: str, world_size: int, *, drop_last: bool) -> int:
+    """How many batches every rank takes, given how many each has."""
+    if each is not None:
+        return min(each) if drop_last else max(each)
+    if limit is not None:
+        return limit
+    raise ValueError(
+        f"the {name} dataset is a stream without a length, and there are {world_size} ranks: one that ends before the others "
+        "would leave them waiting for ever. Give it a __len__ (the samples of one rank's share), or tell the trainer: "
+        f"limit_{name.split('/')[0]}_batches=<a number of batches>."
     )
 
 

@@ -70,8 +70,8 @@ def test_an_order_that_is_drawn_comes_again_after_a_skip(workers: int) -> None:
 
 
 def test_draws_of_the_datamodules_own_transform(paths: list[Path]) -> None:
-    def drawn(workers: int, **options: Any) -> list[Any]:
-        rank = rank_of(Files(paths, set()), 2, workers)
+    def drawn(workers: int, size: int = 2, **options: Any) -> list[Any]:
+        rank = rank_of(Files(paths, set()), size, workers)
         for fetcher in rank.fetchers:
             fetcher.transform = lambda image: torch.rand(2)
         found = [
@@ -81,7 +81,7 @@ def test_draws_of_the_datamodules_own_transform(paths: list[Path]) -> None:
 
     one = drawn(1)
     assert len({tuple(numbers) for _, numbers in one}) == len(one) == 8
-    assert drawn(0) == one and drawn(1, start=2) == one[4:] and drawn(1, epoch=1) != one
+    assert drawn(0) == one == drawn(1, size=3) and drawn(1, start=2) == one[4:] and drawn(1, epoch=1) != one
 
 
 def test_the_process_with_no_workers_keeps_its_random_state() -> None:
