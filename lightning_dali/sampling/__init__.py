@@ -19,6 +19,8 @@ EvalPlan(3, 1)                            1        2        2*
 BatchSamplerPlan, batches a b c           0        a        b
 .. drop_last=False                        1        c        c*
 ========================================  =======  =======  =======
+
+A dataset that is iterated has a `StreamPlan`, which knows whose turn it is and not which samples come: see `streams.py`.
 """
 
 from lightning_dali.sampling.buckets import DurationPlan

@@ -34,9 +34,9 @@ def told(root: Path, phase: str) -> list[str]:
     return [(root / f"{phase}.{rank}.txt").read_text() for rank in (0, 1)]
 
 
-def test_two_ranks(root: Path, run_script: Callable[..., Any]) -> None:
+def test_two_ranks(root: Path, run_warm: Callable[..., Any]) -> None:
     code = f"from pathlib import Path\nfrom tests.streams.ranks import main\nmain(Path({str(root)!r}))\n"
-    rc, _, log = run_script(code, 240)
+    rc, _, log = run_warm(code, 240)
     assert rc == 0, log[-6000:]
 
     for epoch in (0, 1):

@@ -46,7 +46,7 @@ def test_a_fit_goes_on_where_it_stopped(kind: str, workers: int, paths: list[Pat
     whole = run(tmp_path, make(), num_workers=workers)
     assert [row.step for row in whole.seen] == list(range(STEPS)) * EPOCHS
     assert len(set(ids(whole.rows(epoch=1)))) == STEPS * 4 and ids(whole.rows(epoch=0)) != ids(whole.rows(epoch=1))
-    for batches in (1, 5, 6, 8, 11) if workers else (1, 6, 9):
+    for batches in (5, 6, 8) if workers else (1, 6, 9):
         dataset = make()
         run(tmp_path, dataset, SaveAt(tmp_path / "stop.ckpt", batches), num_workers=workers)
         dataset = make()
