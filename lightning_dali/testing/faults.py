@@ -49,6 +49,7 @@ END_SECONDS = 5.0
 """From the fault to the end of the process."""
 RANKS_END_SECONDS = 15.0
 """The same where several ranks are started by Lightning, which looks after its children every 5 s."""
+_NO_WORKER_NEEDED = "no worker was needed any more, since all batches were under way: a longer dataset shows the error"
 _SIGNALS = {
     "sigint": (signal.SIGINT,),
     "sigint_twice": (signal.SIGINT, signal.SIGINT),
@@ -71,11 +72,13 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     """What is wrong with that; empty when all is well."""
     stderr: str = ""
+    remark: str = ""
+    """What makes a good end say less than it should."""
 
     def __str__(self) -> str:
         took = "did not happen" if self.seconds is None else f"ended {self.seconds:.1f} s later with {self.rc}"
         return f"{'ok  ' if not self.problems else 'FAIL'} {self.fault}: {took}" + "".join(
-            f"\n     {problem}" for problem in self.problems
+            f"\n     {line}" for line in (*self.problems, *filter(None, [self.remark]))
         )
 
 
@@ -150,8 +153,10 @@ def play(
         problems.append("the fault did not happen: the datamodule has too few batches, or something else failed before")
     elif rc is not None and seconds > limit:
         problems.append(f"took {seconds:.1f} s to end, more than {limit:g} s")
+    if fault == "worker_killed" and "done" in said and rc == 0:
+        return Outcome(fault, rc, seconds, problems, stderr, _NO_WORKER_NEEDED)
     if "done" in said:
-        problems.append("went on to the end as if nothing had happened (perhaps all batches were under way already)")
+        problems.append("went on to the end as if nothing had happened")
     if rc is not None and fault != "sigterm" and (rc == 0) != (fault == "exit"):  # Lightning's word for SIGTERM is 0
         problems.append(f"ended with exit status {rc}")
     lines = stderr.strip().splitlines() or [""]

@@ -44,7 +44,7 @@ def rows() -> list[Any]:
 def test_one_rank(fault: str, stage: str, workers: int, nursery: Nursery, folder: str) -> None:
     options = {"folder": folder, "num_workers": workers}
     outcome = play(fault, TARGET, stage=stage, options=options, accelerator="cpu", timeout=60, start=warm(nursery))
-    assert not outcome.problems, f"{outcome}\n{outcome.stderr[-4000:]}"
+    assert not outcome.problems and not outcome.remark, f"{outcome}\n{outcome.stderr[-4000:]}"
 
 
 @pytest.mark.ddp
@@ -57,4 +57,4 @@ def test_two_ranks(fault: str, nursery: Nursery, folder: str) -> None:
         pytest.skip("Lightning 2.6 broadcasts in its handler and hangs, with torch's DataLoader too (docs/failures.md)")
     options = {"folder": folder, "num_workers": 1}
     outcome = play(fault, TARGET, options=options, accelerator="cpu", devices=2, start=warm(nursery))
-    assert not outcome.problems, f"{outcome}\n{outcome.stderr[-4000:]}"
+    assert not outcome.problems and not outcome.remark, f"{outcome}\n{outcome.stderr[-4000:]}"
