@@ -10,12 +10,13 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from lightning_dali.streams.answers import Skipped, StreamEnd, Told
 from lightning_dali.streams.cursor import this_share
 from lightning_dali.streams.fetcher import StreamFetcher
 from lightning_dali.streams.peers import gather_lengths
 from lightning_dali.streams.source import StreamSource
 from lightning_dali.streams.state import set_epoch, told_state
-from lightning_dali.streams.turns import Skipped, StreamEnd, Told, Turns
+from lightning_dali.streams.turns import Turns
 
 __all__ = [
     "Skipped",

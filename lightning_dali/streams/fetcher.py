@@ -20,11 +20,11 @@ from lightning_dali.media import MediaError
 from lightning_dali.proxies import capture, captures_follow, no_capture
 from lightning_dali.sampling import BatchTask, Rest, StreamTask
 from lightning_dali.seeding import batch_seed, sample_seed, seed_all, seeded
+from lightning_dali.streams.answers import Skipped, StreamEnd, Told
 from lightning_dali.streams.cursor import Cursor, Drawn, Kept, Scope, Share
 from lightning_dali.streams.fingerprint import SAMPLES, fingerprint
 from lightning_dali.streams.rests import pack_rest, unpack_rest
 from lightning_dali.streams.state import OwnState
-from lightning_dali.streams.turns import Skipped, StreamEnd, Told
 
 SEARCHED = 1000
 """Samples in which a good one is looked for when a whole batch is bad."""

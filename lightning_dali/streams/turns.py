@@ -10,46 +10,18 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from lightning_dali.sampling import Rest, StreamPlan, StreamTask, Trail
+from lightning_dali.streams.answers import Skipped, StreamEnd, Told
 from lightning_dali.wire import Request
 
 logger = logging.getLogger(__name__)
 
 _runs = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a worker says of its stream beside a batch."""
-
-    first: str | None = None
-    """Fingerprint of its first samples, once a pass."""
-    position: int = 0
-    """Samples that it has behind it."""
-    state: Any = None
-    """The dataset's own state there; None: it has none."""
-
-
-@dataclass(frozen=True)
-class StreamEnd:
-    """A worker's stream gives no more."""
-
-    task: StreamTask
-    """In which that showed."""
-    told: Told
-    rest: Rest | None = None
-    """The samples that did not fill a batch; None: there are none, or they were told before."""
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A task's samples were passed."""
-
-    task: StreamTask
-    told: Told
 
 
 class Turns(Iterator[StreamTask]):
@@ -228,7 +200,8 @@ class Turns(Iterator[StreamTask]):
         self._ended[worker] = True
         self._turn[worker] = min(self._turn[worker], task.step // self.plan.workers)
         if end.rest is not None:
-            self._rests[worker] = end.rest
+            packed = None if end.rest.packed is None else np.array(end.rest.packed)  # its slab will be used again
+            self._rests[worker] = replace(end.rest, packed=packed)
         self._trail = replace(self._trail, ended=True)
 
     def _first(self, task: StreamTask, told: Told) -> None:

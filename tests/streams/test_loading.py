@@ -98,6 +98,15 @@ def test_length_and_drop_last(workers: int, paths: list[Path], make: Any, caplog
     assert not caplog.messages
 
 
+def test_nothing_but_large_rests(tmp_path: Path, make: Any) -> None:
+    """They come in shared memory, and go out in tasks that wait until their worker is at rest."""
+    files = make_images(tmp_path, 45, format="jpeg", size=256)
+    dm = make(Pictures(files, v2.Compose([v2.CenterCrop(8), TO_FLOAT])), num_workers=3, batch_size=16, drop_last=False)
+    for _ in range(2):
+        assert [len(batch[1]) for batch in dm.train_dataloader()] == [16, 16, 13]
+        each_once(all_ids(dm.train_dataloader()), 45)
+
+
 def test_two_passes_at_once(paths: list[Path], make: Any) -> None:
     for workers in (0, 2):
         loader = make(Pictures(paths, TO_FLOAT, shuffle=True), num_workers=workers, drop_last=False).train_dataloader()
