@@ -18,8 +18,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lightning_dali.failures import BadSampleError
-from lightning_dali.media import MediaError
+from lightning_dali.media import ClipSampler, MediaError
 from lightning_dali.modalities import ImageModality
+from lightning_dali.modalities.several import SeveralModality
+from lightning_dali.modalities.video import VideoModality
 from lightning_dali.proxies import ProxyImage, capture
 from lightning_dali.streams import StreamFetcher
 from lightning_dali.testing import make_images
@@ -264,6 +266,14 @@ def test_a_dataset_that_insists_on_real_images_gets_them_and_no_sample_twice(pat
     (request, *_) = rank.requests(1)
     assert ("sample", "TypeError: not a real image") in request.notes
     assert rank.dataset.opened == 20, "the next pass knows"
+
+
+def test_of_several_kinds_only_one_is_given_up(paths: list[Path]) -> None:
+    rank = rank_of(Pictures(paths, insists_from=1), 2, 0)
+    (fetcher,) = rank.fetchers
+    fetcher.modality = SeveralModality({"image": ImageModality(), "video": VideoModality(ClipSampler(2))})
+    assert labels(rank) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert fetcher.modality.uncaptured == {"image"} and "not a real image" in fetcher._eager["image"]
 
 
 # -- rests that travel -------------------------------------------------------------------------------------------------
