@@ -132,13 +132,13 @@ def limit_torch_threads(number: int) -> None:
 def default_num_workers(trainer: Any, *, gpu: bool, decoding: bool = False) -> int:
     """Processes that fetch, when no number is given.
 
-    Three quarters of this rank's cores, from 1 to 12, where a GPU decodes (docs/benchmarks.md); half, from 1 to 8, where DALI
-    needs the others itself; one a core, up to 8, where the processes do the `decoding`.
+    Three quarters of this rank's cores, from 1 to 12, where a GPU decodes (docs/benchmarks.md); half, from 2 to 8, where DALI
+    needs the others itself; one a core, up to 8, where the processes do the `decoding`. Never more than cores.
     """
     mine = cores() // local_world_size(trainer)
     if decoding:
         return max(1, min(8, mine))
-    return max(1, min(12, mine * 3 // 4) if gpu else min(8, mine // 2))
+    return max(1, min(12, mine * 3 // 4) if gpu else min(8, mine, max(2, mine // 2)))
 
 
 def default_num_threads(trainer: Any) -> int:

@@ -22,11 +22,11 @@ CHOSEN: dict[str, Any] = {"num_workers": None, "num_threads": None, "prefetch": 
     ("cores", "ranks", "num_workers", "with_gpu", "num_threads"),
     [
         (1, 1, 1, 1, 2),
-        (2, 1, 1, 1, 2),
+        (2, 1, 2, 1, 2),
         (12, 1, 6, 9, 3),
         (16, 1, 8, 12, 4),
         (16, 4, 2, 3, 2),
-        (16, 8, 1, 1, 2),
+        (16, 8, 2, 1, 2),
         (4, 8, 1, 1, 2),  # fewer cores than ranks
         (32, 1, 8, 12, 8),
         (128, 1, 8, 12, 8),  # more only take cores from the model

@@ -33,7 +33,7 @@ class ImageDataModule(BaseDataModule):
         eval_transform: The same for validation, test and prediction.
         batch_size: Samples of one rank in one step.
         num_workers: Processes that fetch; None: of this rank's cores three quarters, 12 at most
-            (without a GPU half, 8 at most); 0: in the training process.
+            (without a GPU half, from 2 to 8); 0: in the training process.
         num_threads: DALI's CPU threads; None: a quarter of this rank's cores, from 2 to 8.
         shuffle: Whether training goes through a new permutation each epoch. An `IterableDataset` has its own order.
         drop_last: Whether training drops the samples that do not fill a global batch.
