@@ -191,7 +191,10 @@ class Contest:
 
 
 class Guard:
-    """A process that kills stopped workers when this one is gone: they cannot notice it themselves, however it ended."""
+    """A process that kills stopped workers when this one is gone: they cannot notice it themselves, however it ended.
+
+    One that has ended meanwhile (OSError) needs nothing.
+    """
 
     SCRIPT = (
         "import os, signal, sys\n"

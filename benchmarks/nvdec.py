@@ -32,7 +32,7 @@ class Utilisation:
     def _read(self) -> None:
         try:
             nvml = ctypes.CDLL(LIBRARY)
-        except OSError:
+        except OSError:  # no driver: `percent` then says None, and nothing is judged
             return
         device, percent, period_us = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
         if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)):

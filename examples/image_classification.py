@@ -13,7 +13,6 @@ import argparse
 import os
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,6 @@ def main() -> None:
     parser.add_argument("--strong", action="store_true", help="RandAugment, RandomErasing and MixUp")
     options = parser.parse_args()
     # Lightning's advice to use many workers for its own DataLoader does not apply here.
-    warnings.filterwarnings("ignore", ".*does not have many workers.*")
     L.seed_everything(1)
 
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,6 @@ import itertools
 import json
 import random
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,6 @@ def main() -> None:
     parser.add_argument("--num-workers", type=int, default=None)
     options = parser.parse_args()
     # Lightning's advice to use many workers for its own DataLoader does not apply here.
-    warnings.filterwarnings("ignore", ".*does not have many workers.*")
     L.seed_everything(1)
 
     with tempfile.TemporaryDirectory() as folder:

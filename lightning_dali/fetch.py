@@ -131,6 +131,7 @@ class Fetcher:
     def _get_eagerly(self, epoch: int, index: int, error: Exception) -> Any:
         reason = f"{type(error).__name__}: {error}"
         for kind, fewer in getattr(self.modality, "less", tuple)():
+            # What goes wrong with fewer kinds is not the user's concern: the first error is told if nothing helps.
             with suppress(Exception), seeded(sample_seed(self.seed, epoch, index), restore=False), fewer.scope():
                 sample = self._wrap(self.dataset[index])
                 self.modality, self._eager[kind] = fewer, reason
@@ -138,7 +139,7 @@ class Fetcher:
         try:
             with seeded(sample_seed(self.seed, epoch, index), restore=False), no_capture():
                 sample = self._wrap(self.dataset[index])
-        except Exception:
+        except Exception:  # without any capture it fails too: the first error is the one to tell
             raise error from None
         self._eager["dataset"] = reason
         return sample
@@ -248,7 +249,7 @@ class Fetcher:
                 continue
             try:
                 return index, self._checked(task, index, known)
-            except Exception:
+            except Exception:  # bad too: only a good one is looked for
                 continue
         raise BadSampleError(bad[0])
 

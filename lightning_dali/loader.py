@@ -338,7 +338,7 @@ class Loader:
     def __repr__(self) -> str:
         try:
             size = f"{self.plan.num_samples} samples, {len(self)} batches"
-        except TypeError:
+        except TypeError:  # a stream without a length
             size = "a stream, batches"
         return f"Loader({self.name}: {size} of {self.batch_size}, {self.num_workers} workers, {self.server.device.torch_device})"
 

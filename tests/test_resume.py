@@ -22,8 +22,8 @@ from lightning_dali.testing import IndexedImages
 from tests.ddp.spy import SaveAt, Spy, datamodule, drawn, ids, load, photos, trainer, warnings_of_lightning
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*"),  # Lightning 2.6 uses what torch deprecates
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),  # on purpose
 ]
 
 N, STEPS, EPOCHS = 32, 8, 3

@@ -52,5 +52,5 @@ def length_of(dataset: Any, *, batch_size: int, num_workers: int) -> int | None:
         tell_workers(max(1, num_workers))
     try:
         return len(dataset)
-    except (TypeError, NotImplementedError, AttributeError):
+    except (TypeError, NotImplementedError):  # has no `__len__`, or one that says so, as Lightning reads it too
         return None

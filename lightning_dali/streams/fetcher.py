@@ -224,7 +224,7 @@ class StreamFetcher(Fetcher):
                 try:
                     for _, proxy in _proxies(sample, self.modality):
                         self.modality.settle(proxy)
-                except Exception:
+                except Exception:  # PIL cannot either: DALI's reason is the one that was told first
                     bad.append(self._bad(task, number, known[number]))
                     sample = None
             samples.append(sample)
@@ -241,7 +241,7 @@ class StreamFetcher(Fetcher):
             for number, raw in self._take(replace(task, count=1), cursor):
                 try:
                     sample = self._made(task.epoch, number, raw)
-                except Exception:
+                except Exception:  # bad too: only a good one is looked for
                     continue
                 kept.spare = cursor.spare = number, sample
                 return number, sample

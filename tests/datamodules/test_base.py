@@ -26,7 +26,7 @@ from lightning_dali.sampling import Shard
 from lightning_dali.testing import IndexedImages, make_images, recover_ids
 from tests.ddp.spy import PLAIN, Spy, datamodule, ids, trainer, warnings_of_lightning
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*")
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*")  # Lightning 2.6 uses what torch deprecates
 N = 13
 
 

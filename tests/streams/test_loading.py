@@ -38,7 +38,7 @@ from tests.faults.files import damaged_png, png_with_a_wrong_sum
 from tests.pairs import TO_FLOAT, all_ids, each_once, ids
 from tests.streams.datasets import Pictures, Sized, my_share
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*")
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*")  # Lightning 2.6 uses what torch deprecates
 N = 22
 
 

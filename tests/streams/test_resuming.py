@@ -16,8 +16,8 @@ from tests.ddp.spy import TRANSFORM, SaveAt, Spy, datamodule, ids, trainer
 from tests.streams.datasets import Pictures, Placed, Sized
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*"),  # Lightning 2.6 uses what torch deprecates
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),  # on purpose
 ]
 N, STEPS, EPOCHS = 26, 6, 3
 KINDS = {"no length": Pictures, "length": Sized, "own state": Placed}
