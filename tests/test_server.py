@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lightning_dali.passes as passes_module
 import lightning_dali.server as server_module
 from lightning_dali.delivery import Delivered
 from lightning_dali.graph.image import ImageSpec
@@ -329,3 +330,23 @@ def test_every_pass_works_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(3):
         server_module.Driver(server, Batches([]), lambda: False).close()
     assert len(streams) == 3 and len(set(streams)) == 1
+
+
+def test_on_the_cpu_the_servers_thread_leaves_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    seen, collect = [], DoublingExecutor.collect
+
+    def watched(self: DoublingExecutor, lane: Lane) -> Any:
+        seen.append(torch.get_num_threads())
+        return collect(self, lane)
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(DoublingExecutor, "collect", watched)
+    monkeypatch.setattr(passes_module, "cores", lambda: 12)
+    torch.set_num_threads(7)
+    try:
+        assert len(list(Pass(server_of(), Batches(PLAIN), threaded=True))) == len(PLAIN)
+        assert set(seen) == {3} and torch.get_num_threads() == 7
+    finally:
+        torch.set_num_threads(before)
