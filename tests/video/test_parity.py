@@ -53,7 +53,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def levels(found: torch.Tensor, expected: torch.Tensor, transform: Any) -> torch.Tensor:
     """Absolute difference in 255ths."""
     assert found.shape == expected.shape and found.dtype == expected.dtype
-    steps = transform.transforms if transform is not None else []
+    steps = transform.transforms if isinstance(transform, v2.Compose) else [transform]
     scale = torch.ones(3) if found.dtype == torch.uint8 else torch.full((3,), 255.0)
     if any(isinstance(step, v2.Normalize) for step in steps):
         scale = scale * torch.tensor(STD)
