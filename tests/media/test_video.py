@@ -21,7 +21,7 @@ from tests.media.video_files import make_video, read_number, read_numbers, rewri
 
 REAL = Path(__file__).parents[3] / "shared" / "media" / "video"
 NUM_FRAMES = 40
-JITTER = (0, 30, 60)  # milliseconds, of a hundred between frames: case 25
+JITTER = (0, 30, 60)  # percent of the time between frames, which is 100 ms unless told otherwise: case 25
 CONTAINERS = {"vp9": "webm", "vp8": "webm", "mjpeg": "avi", "mpeg4": "avi"}  # the others: mp4
 CODECS = ("h264", "hevc", "vp9", "vp8", "mpeg4", "mjpeg", "av1")
 STRUCTURES: dict[str, dict[str, Any]] = {
@@ -34,7 +34,8 @@ STRUCTURES: dict[str, dict[str, Any]] = {
 def make(folder: Path, codec: str, *, variable: bool = False, suffix: str = "", **options: Any) -> Path:
     # AVI has one rate for good, so a variable one goes into MP4
     suffix = suffix or ("mp4" if variable and CONTAINERS.get(codec) == "avi" else CONTAINERS.get(codec, "mp4"))
-    jitter = JITTER if variable else (0,)
+    between = 1000 // options.get("rate", 10)
+    jitter = [late * between // 100 if variable else 0 for late in JITTER]
     size = {"width": 96, "height": 80} | {k: options.pop(k) for k in ("width", "height") if k in options}
     path: Path = make_video(
         folder / f"video.{suffix}", codec, **({"num_frames": NUM_FRAMES, "pts_jitter": jitter} | size | options)
@@ -257,7 +258,13 @@ def test_nvdec_reads_the_cuts(codec: str, structure: str, tmp_path: Path) -> Non
         for uncrop in (False, True) if codec == "h264" else (False,):
             clip = cut(path, index, frames, uncrop=uncrop)
             assert (clip.window is not None) == uncrop
-            assert dali_numbers(clip, "mixed") == frames
+            try:
+                numbers = dali_numbers(clip, "mixed")
+            except RuntimeError as error:
+                if codec == "mpeg4" and "not supported on this GPU" in str(error):
+                    pytest.skip("this GPU decodes no MPEG-4")
+                raise
+            assert numbers == frames
 
 
 @pytest.mark.parametrize("frames", [[], [-1], [40], [-2, 0], [[0]]], ids=str)
