@@ -284,16 +284,12 @@ def _tail_rows(lane: Lane) -> dict[str, int]:
     taken: dict[str, set[int]] = {}
     for step in lane.tail:
         rows = range(len(lane)) if step.rows is None else step.rows
-        for row, kwargs in zip(rows, _spread(step.kwargs, len(rows)), strict=True):
+        for row, kwargs in zip(rows, step.arguments, strict=True):
             name = str(kwargs.get("_call", step.name)).removesuffix(
                 "_pil"
             )  # Pillow's arithmetic for the same functional
             taken.setdefault(name, set()).add(row)
     return {name: len(rows) for name, rows in taken.items()}
-
-
-def _spread(kwargs: Sequence[Any], rows: int) -> Sequence[Any]:
-    return kwargs if len(kwargs) == rows else [kwargs[0]] * rows
 
 
 def _normalised(lane: Lane) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -302,6 +298,6 @@ def _normalised(lane: Lane) -> tuple[tuple[float, ...], tuple[float, ...]] | Non
         return finish.mean, finish.std
     for step in lane.tail:
         if step.name == "normalize":
-            mean, std = (tuple(map(float, step.kwargs[0][key])) for key in ("mean", "std"))
+            mean, std = (tuple(map(float, step.arguments[0][key])) for key in ("mean", "std"))
             return mean, std
     return None

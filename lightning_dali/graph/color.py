@@ -4,7 +4,7 @@ Runs in the rank process.
 
 Every function takes ``x`` (B, C, H, W) or (B, T, C, H, W) on any device and ``rows``: the keyword arguments of
 `torchvision.transforms.v2.functional.<function's name>` for each of the B samples, defaults filled in. Arguments that
-`graph.tail` does not list as per-sample are equal in all rows. The arithmetic, its order and its rounding follow
+`graph.functionals` does not list as per-sample are equal in all rows. The arithmetic, its order and its rounding follow
 torchvision's tensor kernels (`torchvision/transforms/v2/functional/_color.py` and `_misc.py`, 0.26), so that uint8
 results agree bit for bit except where noted. Nothing here waits for the device, draws at random, or writes into ``x``.
 """
@@ -12,7 +12,7 @@ results agree bit for bit except where noted. Nothing here waits for the device,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor
 from torch.nn import functional as nnf
 from torchvision.transforms.v2 import functional as F
 
-Rows = Sequence[Mapping[str, Any]]
+from lightning_dali.graph.arguments import Arguments
+
+INF = float("inf")
 
 
 def upload(values: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -43,8 +45,8 @@ def distinct(parameters: list[list[float]]) -> list[list[float]]:
     return parameters[:1] if all(one == parameters[0] for one in parameters) else parameters
 
 
-def _values(rows: Rows, name: str, low: float = 0.0, high: float = float("inf")) -> list[float]:
-    values = [float(row[name]) for row in rows]
+def _values(rows: Arguments, name: str, low: float = 0.0, high: float = float("inf")) -> list[float]:
+    values = [float(value) for value in rows.column(name)]
     for value in values:
         if not low <= value <= high:
             raise ValueError(f"{name} must be in [{low}, {high}], got {value}.")
@@ -56,12 +58,13 @@ def _bound(x: Tensor) -> int:
     return 1 if x.is_floating_point() else int(torch.iinfo(x.dtype).max)
 
 
-def _check_channels(x: Tensor) -> None:
+def check_channels(x: Tensor) -> None:
+    """Raises TypeError, torchvision's, for what is neither gray nor RGB."""
     if x.shape[-3] not in (1, 3):
         raise TypeError(f"Input image tensor permitted channel values are 1 or 3, but found {x.shape[-3]}")
 
 
-def _blend(x: Tensor, other: Tensor, ratios: Sequence[float]) -> Tensor:
+def blend(x: Tensor, other: Tensor, ratios: Sequence[float]) -> Tensor:
     """``ratio * x + (1 - ratio) * other`` per sample, clamped.
 
     torchvision adds with `alpha`, a fused multiply-add; `addcmul` with a factor a sample is its twin on the CPU. Where it
@@ -71,40 +74,45 @@ def _blend(x: Tensor, other: Tensor, ratios: Sequence[float]) -> Tensor:
     return blended.clamp_(0, _bound(x)).to(x.dtype)
 
 
-def adjust_brightness(x: Tensor, rows: Rows) -> Tensor:
+def adjust_brightness(x: Tensor, rows: Arguments) -> Tensor:
     """Multiplies by `brightness_factor`."""
-    _check_channels(x)
+    check_channels(x)
     factors = per_sample(_values(rows, "brightness_factor"), x)
     return (x * factors).clamp_(0, _bound(x)).to(x.dtype)
 
 
-def adjust_saturation(x: Tensor, rows: Rows) -> Tensor:
+def adjust_saturation(x: Tensor, rows: Arguments) -> Tensor:
     """Blends with the picture's own gray by `saturation_factor`."""
-    _check_channels(x)
+    check_channels(x)
     ratios = _values(rows, "saturation_factor")
     if x.shape[-3] == 1:
         return x
-    return _blend(x, F.rgb_to_grayscale(x).to(working_dtype(x)), ratios)
+    return blend(x, F.rgb_to_grayscale(x).to(working_dtype(x)), ratios)
 
 
-def adjust_contrast(x: Tensor, rows: Rows) -> Tensor:
+def adjust_contrast(x: Tensor, rows: Arguments) -> Tensor:
     """Blends with the mean of the gray picture by `contrast_factor`.
 
     A mean over a batch may be summed in another order than one over a single picture, so uint8 can differ by one level.
     """
-    _check_channels(x)
+    check_channels(x)
+    return blend(x, mean_gray(x), _values(rows, "contrast_factor"))
+
+
+def mean_gray(x: Tensor) -> Tensor:
+    """The mean of the gray picture, one number an image: (B, 1, 1, 1) or (B, T, 1, 1, 1)."""
     gray = (F.rgb_to_grayscale(x) if x.shape[-3] == 3 else x).to(working_dtype(x))
-    return _blend(x, gray.mean(dim=(-3, -2, -1), keepdim=True), _values(rows, "contrast_factor"))
+    return gray.mean(dim=(-3, -2, -1), keepdim=True)
 
 
-def adjust_sharpness(x: Tensor, rows: Rows) -> Tensor:
+def adjust_sharpness(x: Tensor, rows: Arguments) -> Tensor:
     """Blends the inner pixels with their 3 x 3 mean, of weight 5 in the middle and 1 around, by `sharpness_factor`.
 
     The thirteenths are summed by shifting, so that no convolution rounds to TF32; on integers this is exact, for a sum
     of thirteenths is never a tie.
     """
     height, width = x.shape[-2:]
-    _check_channels(x)
+    check_channels(x)
     ratios = _values(rows, "sharpness_factor")
     if x.numel() == 0 or height <= 2 or width <= 2:
         return x
@@ -119,7 +127,7 @@ def adjust_sharpness(x: Tensor, rows: Rows) -> Tensor:
     return out.clamp_(0, _bound(x)).to(x.dtype)
 
 
-def gaussian_blur(x: Tensor, rows: Rows) -> Tensor:
+def gaussian_blur(x: Tensor, rows: Arguments) -> Tensor:
     """Blurs with each row's `sigma`; one kernel size. Reflects at the border.
 
     Two one-dimensional passes, where torchvision convolves with their product: uint8 can differ by one level. Samples
@@ -162,20 +170,21 @@ def _gaussian(size: int, sigmas: Tensor) -> Tensor:
     return torch.softmax((positions / sigmas).pow(2).neg(), dim=-1)
 
 
-def adjust_gamma(x: Tensor, rows: Rows) -> Tensor:
-    """Raises to the power `gamma`, on a scale of 0 to 1, and multiplies by `gain`, which is the same for all."""
+def adjust_gamma(x: Tensor, rows: Arguments) -> Tensor:
+    """Raises to the power `gamma`, on a scale of 0 to 1, and multiplies by `gain`."""
     scaled = x if x.is_floating_point() else F.to_dtype(x, torch.float32, scale=True)
     out = scaled.pow(per_sample(_values(rows, "gamma"), x))
-    gain = float(rows[0]["gain"])
-    if gain != 1.0:
-        out = out.mul_(gain).clamp_(0.0, 1.0)
+    gains = [float(gain) for gain in rows.column("gain")]
+    if any(gain != 1.0 for gain in gains):  # torchvision clamps only what it multiplies
+        low, high = ([bound if gain != 1.0 else free for gain in gains] for bound, free in ((0.0, -INF), (1.0, INF)))
+        out = out.mul_(per_sample(gains, x)).clamp_(per_sample(low, x), per_sample(high, x))
     result: Tensor = out.to(x.dtype) if x.is_floating_point() else F.to_dtype(out, x.dtype, scale=True)
     return result
 
 
-def adjust_hue(x: Tensor, rows: Rows) -> Tensor:
+def adjust_hue(x: Tensor, rows: Arguments) -> Tensor:
     """Turns the hue by `hue_factor` of a full circle, by way of HSV as Pillow's `Convert.c` defines it."""
-    _check_channels(x)
+    check_channels(x)
     factors = upload(_values(rows, "hue_factor", -0.5, 0.5), x.device).view(-1, *[1] * (x.ndim - 2))
     if x.shape[-3] == 1 or x.numel() == 0:
         return x
@@ -213,7 +222,7 @@ def _rgb_from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     return red.gather(-3, torch.stack((at, at + 4, at + 2), dim=-3).remainder_(6))
 
 
-def posterize(x: Tensor, rows: Rows) -> Tensor:
+def posterize(x: Tensor, rows: Arguments) -> Tensor:
     """Keeps the highest `bits` bits; on floating point, as many levels as they make."""
     bits = [int(value) for value in _values(rows, "bits", 0, 8)]
     if x.is_floating_point():
@@ -225,13 +234,13 @@ def posterize(x: Tensor, rows: Rows) -> Tensor:
     return x & upload(masks, x.device, torch.int64).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
 
 
-def solarize(x: Tensor, rows: Rows) -> Tensor:
+def solarize(x: Tensor, rows: Arguments) -> Tensor:
     """Inverts what is at least `threshold`."""
     thresholds = _values(rows, "threshold", float("-inf"), _bound(x))
     return torch.where(x >= per_sample(thresholds, x), F.invert(x), x)
 
 
-def permute_channels(x: Tensor, rows: Rows) -> Tensor:
+def permute_channels(x: Tensor, rows: Arguments) -> Tensor:
     """Channel c of the result is channel ``permutation[c]``."""
     orders = [list(row["permutation"]) for row in rows]
     if any(sorted(order) != list(range(x.shape[-3])) for order in orders):
@@ -240,21 +249,30 @@ def permute_channels(x: Tensor, rows: Rows) -> Tensor:
     return x.gather(-3, index.expand(x.shape))
 
 
-def normalize(x: Tensor, rows: Rows) -> Tensor:
+def normalize(x: Tensor, rows: Arguments) -> Tensor:
     """Subtracts `mean` and divides by `std`, which are the same for all."""
-    mean, std = rows[0]["mean"], rows[0]["std"]
+    return _normalize(x, rows, inplace=False)
+
+
+def normalize_(x: Tensor, rows: Arguments) -> Tensor:
+    """The same in `x` itself: the batch is large, and memory that is new costs as much as the arithmetic."""
+    return _normalize(x, rows, inplace=True)
+
+
+def _normalize(x: Tensor, rows: Arguments, *, inplace: bool) -> Tensor:
+    mean, std = rows.shared["mean"], rows.shared["std"]
     if not (all(std) if isinstance(std, (list, tuple)) else std):
         raise ValueError(f"std evaluated to zero, leading to division by zero: {std}.")
     dtype = x.dtype if x.is_floating_point() else torch.float32
     # as tensors that are on the device already: torchvision would copy the lists and wait
-    out: Tensor = F.normalize(x, upload(mean, x.device, dtype), upload(std, x.device, dtype))
+    out: Tensor = F.normalize(x, upload(mean, x.device, dtype), upload(std, x.device, dtype), inplace)
     return out
 
 
-def gaussian_noise(x: Tensor, rows: Rows) -> Tensor:
+def gaussian_noise(x: Tensor, rows: Arguments) -> Tensor:
     """Adds noise of `mean` and `sigma`, drawn on the CPU from each row's `seed`: the same on every device."""
     sigmas = _values(rows, "sigma")
-    means = [float(row["mean"]) for row in rows]
+    means = [float(mean) for mean in rows.column("mean")]
     if not (x.is_floating_point() or x.dtype == torch.uint8):
         raise ValueError(f"Input tensor is expected to be in uint8 or float dtype, got dtype={x.dtype}")
     dtype = x.dtype if x.is_floating_point() else torch.float32
@@ -270,7 +288,7 @@ def gaussian_noise(x: Tensor, rows: Rows) -> Tensor:
     return (shifted.clamp_(0, 255) if rows[0]["clip"] else shifted).to(x.dtype)
 
 
-def jpeg(x: Tensor, rows: Rows) -> Tensor:
+def jpeg(x: Tensor, rows: Arguments) -> Tensor:
     """Compresses with `quality` and decompresses, item by item on the CPU: this one waits for the device."""
     host = x.cpu().contiguous()
     coded = [F.jpeg(item, quality=row["quality"]) for item, row in zip(host, rows, strict=True)]

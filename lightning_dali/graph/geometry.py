@@ -2,7 +2,7 @@
 
 Every function takes ``x`` (B, C, H, W) or (B, T, C, H, W) on any device and ``rows``: the keyword arguments of
 `torchvision.transforms.v2.functional.<function's name>` for each of the B samples, defaults filled in. Arguments that
-`graph.tail` does not list as per-sample are equal in all rows. Matrices, pixel centres, the fill mask and the rounding
+`graph.functionals` does not list as per-sample are equal in all rows. Matrices, pixel centres, the fill mask and the rounding
 follow torchvision's tensor kernels (`torchvision/transforms/v2/functional/_geometry.py` and `_misc.py`, 0.26). Sampling
 grids are evaluated without matrix products: those would round to TF32, a tenth of a pixel, wherever
 `torch.set_float32_matmul_precision("high")` is set. Nothing here waits for the device or writes into ``x``.
@@ -12,54 +12,70 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 from torchvision.transforms.v2 import functional as F
 
-from lightning_dali.graph.color import Rows, distinct, upload, working_dtype
+from lightning_dali.graph.arguments import Arguments
+from lightning_dali.graph.color import distinct, upload, working_dtype
 
 Row = Mapping[str, Any]
+Array = np.ndarray[Any, Any]
 _MODES = {0: "nearest", 2: "bilinear"}  # Pillow's numbers
 
 
 # --- warps: affine, rotate, perspective, elastic ---------------------------------------------------------------------
 
 
-def inverse_matrix(
-    angle: float, translate: Sequence[float], scale: float, shear: Any, center: Sequence[float] | None, size: list[int]
-) -> list[float]:
-    """Where an output pixel comes from, as 2 x 3 numbers about the image centre (`RandomAffine`'s parameters, degrees).
+def turns(rows: Arguments) -> list[int]:
+    """Which rows of a warp are `rotate` calls, the others being `affine` ones."""
+    if not rows.has("translate"):
+        return list(range(len(rows)))
+    return [i for i, move in enumerate(rows.column("translate")) if move is None]
+
+
+def _column_or_nothing(rows: Arguments, name: str) -> list[Any]:
+    return list(rows.column(name)) if rows.has(name) else [None] * len(rows)
+
+
+def inverse_matrices(rows: Arguments, size: tuple[int, int]) -> Array:
+    """Where output pixels come from, (B, 6) numbers about the image centre (`RandomAffine`'s parameters, degrees).
 
     The forward map is T(translate + centre) R(angle) Shear_y Shear_x S(scale) T(-centre), torchvision's and Pillow's.
     """
-    shears = [shear, 0.0] if isinstance(shear, (int, float)) else [shear[0], shear[-1]]
-    if scale <= 0.0:
-        raise ValueError(f"Argument scale should be positive, got {scale}.")
-    turn, shear_x, shear_y = math.radians(angle), math.radians(shears[0]), math.radians(shears[1])
     height, width = size
-    pivot_x, pivot_y = (0.0, 0.0) if center is None else (center[0] - width * 0.5, center[1] - height * 0.5)
-    xx = math.cos(turn - shear_y) / math.cos(shear_y)
-    xy = -(xx * math.tan(shear_x) + math.sin(turn))
-    yx = math.sin(turn - shear_y) / math.cos(shear_y)
-    yy = math.cos(turn) - yx * math.tan(shear_x)
+    angle, center = list(rows.column("angle")), rows.column("center")
+    move, scale, shear = (_column_or_nothing(rows, name) for name in ("translate", "scale", "shear"))
+    for i in turns(rows):  # rotate turns the other way
+        angle[i], move[i], scale[i], shear[i] = -(angle[i] % 360), (0.0, 0.0), 1.0, 0.0
+    if min(scale) <= 0.0:
+        raise ValueError(f"Argument scale should be positive, got {min(scale)}.")
+    turn = [math.radians(value) for value in angle]
+    tilt = [
+        (math.radians(value), 0.0)
+        if isinstance(value, (int, float))
+        else (math.radians(value[0]), math.radians(value[-1]))
+        for value in shear
+    ]
+    pivot_x, pivot_y = np.array(
+        [(0.0, 0.0) if one is None else (one[0] - width * 0.5, one[1] - height * 0.5) for one in center]
+    ).T
+    # the trigonometry by libm, as torchvision has it: numpy's own differs in the last digit
+    cos_y, tan_x = (np.array([f(t[k]) for t in tilt]) for f, k in ((math.cos, 1), (math.tan, 0)))
+    xx = np.array([math.cos(a - t[1]) for a, t in zip(turn, tilt, strict=True)]) / cos_y
+    yx = np.array([math.sin(a - t[1]) for a, t in zip(turn, tilt, strict=True)]) / cos_y
+    xy = -(xx * tan_x + np.array([math.sin(a) for a in turn]))
+    yy = np.array([math.cos(a) for a in turn]) - yx * tan_x
     # the determinant is 1 before scaling, so the adjugate is the inverse
-    inverse = ((yy / scale, -xy / scale), (-yx / scale, xx / scale))
-    to_x, to_y = pivot_x + translate[0], pivot_y + translate[1]
-    matrix: list[float] = []
-    for (along_x, along_y), pivot in zip(inverse, (pivot_x, pivot_y), strict=True):
-        matrix += [along_x, along_y, pivot - along_x * to_x - along_y * to_y]
-    return matrix
-
-
-def _matrix(row: Row, size: list[int]) -> list[float]:
-    if "translate" in row:
-        return inverse_matrix(row["angle"], row["translate"], row["scale"], row["shear"], row["center"], size)
-    # rotate turns the other way
-    return inverse_matrix(-(row["angle"] % 360), (0.0, 0.0), 1.0, 0.0, row["center"], size)
+    by, moved = np.array(scale, np.float64), np.array(move, np.float64)
+    to_x, to_y = pivot_x + moved[:, 0], pivot_y + moved[:, 1]
+    a, b, d, e = yy / by, -xy / by, -yx / by, xx / by
+    return np.stack((a, b, pivot_x - a * to_x - b * to_y, d, e, pivot_y - d * to_x - e * to_y), axis=-1)
 
 
 def _planes(theta: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
@@ -78,10 +94,10 @@ def _upload_theta(theta: Tensor, divisor: list[float], x: Tensor) -> Tensor:
     return units.to(working_dtype(x)).to(x.device, non_blocking=True)
 
 
-def _affine_grid(matrices: list[list[float]], x: Tensor, out_size: list[int]) -> Tensor:
+def _affine_grid(matrices: Array, x: Tensor, out_size: list[int]) -> Tensor:
     """Sampling grid (K, H, W, 2); pixels are counted from the centre, K is 1 when all matrices are equal."""
     height, width = x.shape[-2:]
-    theta = torch.tensor(distinct(matrices), dtype=torch.float64).view(-1, 2, 3)
+    theta = torch.from_numpy(matrices[:1] if (matrices == matrices[0]).all() else matrices).view(-1, 2, 3)
     theta = _upload_theta(theta, [0.5 * width, 0.5 * height], x)
     ys, xs = (torch.linspace((1.0 - n) * 0.5, (n - 1.0) * 0.5, n, device=x.device, dtype=theta.dtype) for n in out_size)
     return _planes(theta, xs, ys).permute(0, 2, 3, 1)
@@ -122,13 +138,13 @@ def _fill(fill: Any, x: Tensor, dtype: torch.dtype) -> Tensor | float:
     return upload(list(fill), x.device, dtype).view(-1, 1, 1) if len(fill) > 1 else float(fill[0])
 
 
-def warp(x: Tensor, rows: Rows) -> Tensor:
+def warp(x: Tensor, rows: Arguments) -> Tensor:
     """`affine` and `rotate` calls, mixed, of one interpolation and fill."""
-    size = list(x.shape[-2:])
-    return _sample(x, _affine_grid([_matrix(row, size) for row in rows], x, size), rows[0])
+    size = (x.shape[-2], x.shape[-1])
+    return _sample(x, _affine_grid(inverse_matrices(rows, size), x, list(size)), rows[0])
 
 
-def rotate(x: Tensor, rows: Rows) -> Tensor:
+def rotate(x: Tensor, rows: Arguments) -> Tensor:
     """Turns counter-clockwise by `angle` degrees; with `expand`, and for exact quarter turns, all rows are equal."""
     row, size = rows[0], list(x.shape[-2:])
     angle = row["angle"] % 360
@@ -139,12 +155,12 @@ def rotate(x: Tensor, rows: Rows) -> Tensor:
         return warp(x, rows)
     # torchvision sizes the canvas itself; a meta tensor asks it without touching pixels
     canvas = F.rotate(torch.empty((1, *size), device="meta"), **{**row, "fill": None}).shape[-2:]
-    return _sample(x, _affine_grid([_matrix(row, size)], x, list(canvas)), row)
+    return _sample(x, _affine_grid(inverse_matrices(rows[:1], (size[0], size[1])), x, list(canvas)), row)
 
 
-def perspective_coefficients(rows: Rows) -> list[list[float]]:
+def perspective_coefficients(rows: Arguments) -> list[list[float]]:
     """The eight numbers of each row's map, given or solved from four corners in float64, as torchvision does."""
-    found = [row["coefficients"] for row in rows]
+    found = list(rows.column("coefficients"))
     unsolved = [i for i, given in enumerate(found) if given is None]
     if any(rows[i][name] is None for i in unsolved for name in ("startpoints", "endpoints")):
         raise ValueError("perspective needs startpoints and endpoints, or coefficients.")
@@ -164,7 +180,7 @@ def perspective_coefficients(rows: Rows) -> list[list[float]]:
     return [list(given) for given in found]
 
 
-def perspective(x: Tensor, rows: Rows) -> Tensor:
+def perspective(x: Tensor, rows: Arguments) -> Tensor:
     """Maps `startpoints` to `endpoints`, or by `coefficients`: Pillow's quotient of planes at pixel centres."""
     height, width = x.shape[-2:]
     table = torch.tensor(distinct(perspective_coefficients(rows)), dtype=torch.float64)
@@ -176,10 +192,10 @@ def perspective(x: Tensor, rows: Rows) -> Tensor:
     return _sample(x, grid.permute(0, 2, 3, 1), rows[0])
 
 
-def elastic(x: Tensor, rows: Rows) -> Tensor:
+def elastic(x: Tensor, rows: Arguments) -> Tensor:
     """Moves each pixel by its `displacement` (1, H, W, 2), in units of half the image."""
     height, width = x.shape[-2:]
-    fields = [row["displacement"] for row in rows]
+    fields = rows.column("displacement")
     wanted = (1, height, width, 2)
     if any(field.shape != wanted for field in fields):
         raise ValueError(f"displacement must have shape {wanted}, got {[tuple(field.shape) for field in fields]}.")
@@ -194,12 +210,12 @@ def elastic(x: Tensor, rows: Rows) -> Tensor:
 # --- windows: crop, resized_crop, pad, erase -------------------------------------------------------------------------
 
 
-def crop(x: Tensor, rows: Rows) -> Tensor:
+def crop(x: Tensor, rows: Arguments) -> Tensor:
     """Cuts windows of one size at each row's `top` and `left`; zero outside of the image."""
     return _crop_copies(x, rows) if x.device.type == "cpu" else _crop_gather(x, rows)
 
 
-def _crop_copies(x: Tensor, rows: Rows) -> Tensor:
+def _crop_copies(x: Tensor, rows: Arguments) -> Tensor:
     """Sample by sample: on the CPU a seventh of the time of a gather."""
     (height, width), (full_height, full_width) = (rows[0]["height"], rows[0]["width"]), x.shape[-2:]
     out = x.new_zeros((*x.shape[:-2], height, width))
@@ -212,10 +228,10 @@ def _crop_copies(x: Tensor, rows: Rows) -> Tensor:
     return out
 
 
-def _crop_gather(x: Tensor, rows: Rows) -> Tensor:
+def _crop_gather(x: Tensor, rows: Arguments) -> Tensor:
     """All samples at once."""
     (height, width), (full_height, full_width) = (rows[0]["height"], rows[0]["width"]), x.shape[-2:]
-    corners = upload([[row["top"], row["left"]] for row in rows], x.device, torch.int64)
+    corners = upload(list(zip(rows.column("top"), rows.column("left"), strict=True)), x.device, torch.int64)
     ys = corners[:, :1] + torch.arange(height, device=x.device)
     xs = corners[:, 1:] + torch.arange(width, device=x.device)
     index = ys.clamp(0, full_height - 1).mul_(full_width).unsqueeze(-1) + xs.clamp(0, full_width - 1).unsqueeze(-2)
@@ -231,7 +247,7 @@ def _crop_gather(x: Tensor, rows: Rows) -> Tensor:
     return out.masked_fill_(outside.view(-1, *[1] * (x.ndim - 3), height, width), 0)
 
 
-def resized_crop(x: Tensor, rows: Rows) -> Tensor:
+def resized_crop(x: Tensor, rows: Arguments) -> Tensor:
     """Cuts windows of one size, then resizes them together."""
     row = rows[0]
     window = crop(x, rows)
@@ -239,7 +255,7 @@ def resized_crop(x: Tensor, rows: Rows) -> Tensor:
     return out
 
 
-def pad(x: Tensor, rows: Rows) -> Tensor:
+def pad(x: Tensor, rows: Arguments) -> Tensor:
     """Pads all samples alike; only a fill by channel differs from torchvision, which would wait for it."""
     row = rows[0]
     fill, padding = row["fill"], row["padding"]
@@ -256,26 +272,29 @@ def pad(x: Tensor, rows: Rows) -> Tensor:
     return out
 
 
-def erase(x: Tensor, rows: Rows) -> Tensor:
+def erase(x: Tensor, rows: Arguments) -> Tensor:
     """Sets each row's window to `v`: one value, one a channel, or a whole patch."""
-    values = [torch.as_tensor(row["v"]).to(x.dtype) for row in rows]
-    patches = any(value.shape[-2:].numel() > 1 for value in values if value.ndim > 1)
-    return (_erase_patches if patches or x.device.type == "cpu" else _erase_colors)(x, rows, values)
+    values = rows.column("v")
+    if x.device.type == "cpu" or any(isinstance(value, Tensor) for value in values):
+        given = [v if isinstance(v, Tensor) else torch.tensor(v).view(-1, 1, 1) for v in values]
+        return _erase_patches(x, rows, [patch.to(x.dtype) for patch in given])
+    return _erase_colors(x, rows, values)
 
 
-def _erase_colors(x: Tensor, rows: Rows, values: list[Tensor]) -> Tensor:
+def _erase_colors(x: Tensor, rows: Arguments, values: list[Any]) -> Tensor:
     """All samples at once."""
     channels = x.shape[-3]
-    colors = torch.stack([value.expand(channels, 1, 1) for value in values]).to(x.device, non_blocking=True)
-    edges = [[row["i"], row["i"] + row["h"], row["j"], row["j"] + row["w"]] for row in rows]
-    box = upload(edges, x.device, torch.int64)
+    by_channel = [value if isinstance(value, list) else [value] for value in values]
+    colors = upload([value * channels if len(value) == 1 else value for value in by_channel], x.device, x.dtype)
+    windows = zip(*(rows.column(name) for name in "ijhw"), strict=True)
+    box = upload([(i, i + h, j, j + w) for i, j, h, w in windows], x.device, torch.int64)
     top, bottom, left, right = box.view(len(rows), 4, *[1] * (x.ndim - 1)).unbind(1)
     ys, xs = torch.arange(x.shape[-2], device=x.device).unsqueeze(-1), torch.arange(x.shape[-1], device=x.device)
     window = ((ys >= top) & (ys < bottom)) & ((xs >= left) & (xs < right))
     return torch.where(window, colors.view(len(rows), *[1] * (x.ndim - 4), channels, 1, 1), x)
 
 
-def _erase_patches(x: Tensor, rows: Rows, values: list[Tensor]) -> Tensor:
+def _erase_patches(x: Tensor, rows: Arguments, values: list[Tensor]) -> Tensor:
     """All patches travel in one copy, then each is put in its place; on the CPU the faster way for colours too."""
     packed = torch.cat([value.flatten() for value in values]).to(x.device, non_blocking=True)
     patches = torch.split(packed, [value.numel() for value in values])

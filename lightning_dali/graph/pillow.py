@@ -11,7 +11,6 @@ that of Pillow's `Blend.c`, `Convert.c` and `Geometry.c` (13.0), in its order an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +20,9 @@ from torch import Tensor
 from torch.nn import functional as nnf
 from torchvision.transforms.v2 import functional as F
 
-from lightning_dali.graph.color import Rows, per_sample, upload
-from lightning_dali.graph.geometry import crop, inverse_matrix, perspective_coefficients
+from lightning_dali.graph.arguments import Arguments
+from lightning_dali.graph.color import per_sample, upload
+from lightning_dali.graph.geometry import Array, crop, inverse_matrices, perspective_coefficients, turns
 from lightning_dali.proxies.sizes import pil_rotation, resized_size
 
 # --- colour ----------------------------------------------------------------------------------------------------------
@@ -33,10 +33,17 @@ def _gray(x: Tensor) -> Tensor:
     if x.shape[-3] == 1:
         return x.to(torch.int32)
     red, green, blue = x.to(torch.int32).unbind(-3)
-    return (red * 19595).add_(green * 38470).add_(blue * 7471).add_(0x8000).bitwise_right_shift_(16).unsqueeze(-3)
+    return (
+        (red * 19595)
+        .add_(green, alpha=38470)
+        .add_(blue, alpha=7471)
+        .add_(0x8000)
+        .bitwise_right_shift_(16)
+        .unsqueeze(-3)
+    )
 
 
-def _blend(degenerate: Tensor, x: Tensor, factors: Sequence[float]) -> Tensor:
+def blend(degenerate: Tensor, x: Tensor, factors: Sequence[float]) -> Tensor:
     """`PIL.Image.blend(degenerate, x, factor)` per sample: in float32, truncated."""
     base = degenerate.to(torch.float32)
     # two roundings, as in C: no fused multiply-add
@@ -44,55 +51,61 @@ def _blend(degenerate: Tensor, x: Tensor, factors: Sequence[float]) -> Tensor:
     return moved.add_(base).clamp_(0, 255).to(torch.uint8)
 
 
-def _factors(rows: Rows, name: str) -> list[float]:
-    factors = [float(row[name]) for row in rows]
-    if min(factors) < 0:
-        raise ValueError(f"{name} ({min(factors)}) is not non-negative.")
-    return factors
+def factors(rows: Arguments, name: str) -> list[float]:
+    """That argument of every row, none of them negative."""
+    values = [float(value) for value in rows.column(name)]
+    if min(values) < 0:
+        raise ValueError(f"{name} ({min(values)}) is not non-negative.")
+    return values
 
 
-def adjust_brightness(x: Tensor, rows: Rows) -> Tensor:
+def adjust_brightness(x: Tensor, rows: Arguments) -> Tensor:
     """Blends with black by `brightness_factor`."""
-    return _blend(x.new_zeros(()), x, _factors(rows, "brightness_factor"))
+    return blend(x.new_zeros(()), x, factors(rows, "brightness_factor"))
 
 
-def adjust_contrast(x: Tensor, rows: Rows) -> Tensor:
+def adjust_contrast(x: Tensor, rows: Arguments) -> Tensor:
     """Blends with the rounded mean of the gray picture by `contrast_factor`."""
+    return blend(mean_gray(x), x, factors(rows, "contrast_factor"))
+
+
+def mean_gray(x: Tensor) -> Tensor:
+    """The mean of the gray picture, rounded, one number an image: (B, 1, 1, 1)."""
     gray = _gray(x)
     total = gray.sum(dim=(-3, -2, -1), keepdim=True, dtype=torch.int64)
-    mean = (total.to(torch.float64) / gray[0].numel() + 0.5).floor_()
-    return _blend(mean, x, _factors(rows, "contrast_factor"))
+    return (total.to(torch.float64) / gray[0].numel() + 0.5).floor_()
 
 
-def adjust_saturation(x: Tensor, rows: Rows) -> Tensor:
+def adjust_saturation(x: Tensor, rows: Arguments) -> Tensor:
     """Blends with the gray picture by `saturation_factor`."""
-    return _blend(_gray(x), x, _factors(rows, "saturation_factor"))
+    return blend(_gray(x), x, factors(rows, "saturation_factor"))
 
 
-def rgb_to_grayscale(x: Tensor, rows: Rows) -> Tensor:
+def rgb_to_grayscale(x: Tensor, rows: Arguments) -> Tensor:
     """`convert("L")`, once or three times (`num_output_channels`)."""
     gray = _gray(x).to(torch.uint8)
     return gray.expand(-1, 3, -1, -1).contiguous() if rows[0]["num_output_channels"] == 3 else gray
 
 
-def adjust_gamma(x: Tensor, rows: Rows) -> Tensor:
+def adjust_gamma(x: Tensor, rows: Arguments) -> Tensor:
     """Looks every value up in torchvision's table of `gain * value ** gamma`."""
     levels = np.arange(256) / 255.0
-    tables = [(255 + 1 - 1e-3) * row["gain"] * levels ** row["gamma"] for row in rows]
+    pairs = zip(rows.column("gain"), rows.column("gamma"), strict=True)
+    tables = [(255 + 1 - 1e-3) * gain * levels**gamma for gain, gamma in pairs]
     table = upload(np.clip(np.stack(tables), 0, 255).astype(np.uint8).tolist(), x.device, torch.uint8)
     return table.gather(1, x.reshape(len(x), -1).to(torch.int64)).view(x.shape)
 
 
-def adjust_hue(x: Tensor, rows: Rows) -> Tensor:
+def adjust_hue(x: Tensor, rows: Arguments) -> Tensor:
     """Turns the hue by `hue_factor`, by way of Pillow's HSV of three bytes."""
     if x.shape[-3] == 1:
         return x
-    factors = [float(row["hue_factor"]) for row in rows]
-    if not all(-0.5 <= factor <= 0.5 for factor in factors):
-        raise ValueError(f"hue_factor ({factors}) is not in [-0.5, 0.5].")
-    turns = upload([int(factor * 255) % 256 for factor in factors], x.device, torch.int32).view(-1, 1, 1)
+    hues = [float(value) for value in rows.column("hue_factor")]
+    if not all(-0.5 <= factor <= 0.5 for factor in hues):
+        raise ValueError(f"hue_factor ({hues}) is not in [-0.5, 0.5].")
+    shift = upload([int(factor * 255) % 256 for factor in hues], x.device, torch.int32).view(-1, 1, 1)
     hue, saturation, value = _hsv(x)
-    return _rgb((hue + turns).remainder_(256), saturation, value)
+    return _rgb((hue + shift).remainder_(256), saturation, value)
 
 
 def _hsv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,21 +159,10 @@ def _bilinear(interpolation: Any) -> bool:
     return mode == "bilinear"
 
 
-def warp(x: Tensor, rows: Rows) -> Tensor:
+def warp(x: Tensor, rows: Arguments) -> Tensor:
     """`affine` and `rotate` calls, mixed; all give one size."""
-    height, width = x.shape[-2:]
-    out_size, matrices = (height, width), []
-    for row in rows:
-        if "translate" in row:
-            a, b, c, d, e, f = inverse_matrix(
-                row["angle"], row["translate"], row["scale"], row["shear"], row["center"], [height, width]
-            )
-            middle_x, middle_y = width * 0.5, height * 0.5
-            c, f = c + middle_x - a * middle_x - b * middle_y, f + middle_y - d * middle_x - e * middle_y
-            matrices.append([a, b, c, d, e, f])
-        else:
-            matrix, out_size = pil_rotation((height, width), row["angle"], row["center"], row["expand"])
-            matrices.append(matrix)
+    size = (x.shape[-2], x.shape[-1])
+    matrices, out_size = _matrices(rows, size)
     if _bilinear(rows[0]["interpolation"]):
         ys, xs = _pixel_centres(out_size, x.device)
         to = upload(matrices, x.device, torch.float64).view(-1, 6, 1, 1).unbind(1)
@@ -168,18 +170,32 @@ def warp(x: Tensor, rows: Rows) -> Tensor:
     return _nearest(x, *_fixed_point(matrices, out_size, x.device), rows[0]["fill"])
 
 
-def _fixed_point(matrices: list[list[float]], size: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+def _matrices(rows: Arguments, size: tuple[int, int]) -> tuple[Array, tuple[int, int]]:
+    """From output to input pixels, float64 (B, 6), and the (H, W) of the result."""
+    height, width = size
+    a, b, c, d, e, f = inverse_matrices(rows, size).T
+    middle_x, middle_y = width * 0.5, height * 0.5
+    matrices = np.stack(
+        (a, b, c + middle_x - a * middle_x - b * middle_y, d, e, f + middle_y - d * middle_x - e * middle_y), -1
+    )
+    turned = size
+    for i in turns(rows):
+        row = rows[i]
+        matrices[i], turned = pil_rotation(size, row["angle"], row["center"], row["expand"])
+    return matrices, turned
+
+
+def _fixed_point(matrices: Array, size: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Which pixel each output pixel shows (B, H, W): `affine_fixed` counts in 65536ths."""
-    fixed = [
-        [math.floor(value * 65536.0 + 0.5) for value in (a, b, a * 0.5 + b * 0.5 + c, d, e, d * 0.5 + e * 0.5 + f)]
-        for a, b, c, d, e, f in matrices
-    ]
-    a, b, c, d, e, f = upload(fixed, device, torch.int64).view(-1, 6, 1, 1).unbind(1)
+    half = matrices.copy()
+    half[:, 2::3] = matrices[:, 0::3] * 0.5 + matrices[:, 1::3] * 0.5 + matrices[:, 2::3]
+    fixed = torch.from_numpy(np.floor(half * 65536.0 + 0.5).astype(np.int64)).to(device, non_blocking=True)
+    a, b, c, d, e, f = fixed.view(-1, 6, 1, 1).unbind(1)
     ys, xs = torch.arange(size[0], device=device).view(-1, 1), torch.arange(size[1], device=device)
-    return (a * xs + b * ys + c).bitwise_right_shift_(16), (d * xs + e * ys + f).bitwise_right_shift_(16)
+    return (a * xs + (b * ys + c)).bitwise_right_shift_(16), (d * xs + (e * ys + f)).bitwise_right_shift_(16)
 
 
-def perspective(x: Tensor, rows: Rows) -> Tensor:
+def perspective(x: Tensor, rows: Arguments) -> Tensor:
     """Maps `startpoints` to `endpoints`, or by `coefficients`."""
     table = upload(perspective_coefficients(rows), x.device, torch.float64).view(len(rows), 8, 1, 1)
     a, b, c, d, e, f, g, h = table.unbind(1)
@@ -224,7 +240,7 @@ def _sample(x: Tensor, from_x: Tensor, from_y: Tensor, row: Any) -> Tensor:
     return torch.where(inside.unsqueeze(1), levels, _fill(row["fill"], x))
 
 
-def resize(x: Tensor, rows: Rows) -> Tensor:
+def resize(x: Tensor, rows: Arguments) -> Tensor:
     """Nearest as Pillow counts it; the other filters are torchvision's, always antialiased."""
     row = rows[0]
     new = resized_size((x.shape[-2], x.shape[-1]), row["size"], row["max_size"])
@@ -237,9 +253,9 @@ def resize(x: Tensor, rows: Rows) -> Tensor:
     return x.index_select(-2, on_device[0]).index_select(-1, on_device[1])
 
 
-def resized_crop(x: Tensor, rows: Rows) -> Tensor:
+def resized_crop(x: Tensor, rows: Arguments) -> Tensor:
     """Cuts windows of one size, then resizes them together."""
-    return resize(crop(x, rows), [{**rows[0], "max_size": None}])
+    return resize(crop(x, rows), Arguments(len(rows), rows[0] | {"max_size": None}, {}))
 
 
 def _steps(old: int, new: int) -> np.ndarray[Any, Any]:

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from lightning_dali.graph.tail import PILLOW, pillow_name
+from lightning_dali.graph.arguments import Arguments
+from lightning_dali.graph.functionals import PILLOW, arguments, bound_call, pillow_name
 from lightning_dali.proxies.calls import Call, meets_pil
 from lightning_dali.proxies.sizes import Size, center_crop_window, padding_of, resized_size
 
@@ -262,11 +263,11 @@ class TailStep:
     """The functional's name."""
     rows: tuple[int, ...] | None
     """Which rows; None means all."""
-    kwargs: tuple[Any, ...]
-    """Its arguments, one mapping a row; a single mapping stands for all rows."""
+    arguments: Arguments
+    """Its arguments, for each of those rows."""
 
 
-def plan_tail(tails: Sequence[Sequence[Call]], key: Any) -> list[TailStep]:
+def plan_tail(tails: Sequence[Sequence[Call]]) -> list[TailStep]:
     """Aligns the rows' tails into few steps that each run on many rows.
 
     Every row's calls keep their order. Greedy: first come calls that no row has further back; where every candidate is
@@ -274,10 +275,9 @@ def plan_tail(tails: Sequence[Sequence[Call]], key: Any) -> list[TailStep]:
     still being augmented, and runs once.
 
     Args:
-        tails: The calls of each row.
-        key: `key(name, kwargs)`: rows whose keys are equal may run in one step.
+        tails: The calls of each row, by the names of their families (`tail.merge_family`).
     """
-    keyed = [[(key(*call), call) for call in calls] for calls in tails]
+    keyed = [[bound_call(*call) for call in calls] for calls in tails]
     at = [0] * len(keyed)
     ahead: dict[Any, list[int]] = {}
     behind: Counter[Any] = Counter()
@@ -289,7 +289,7 @@ def plan_tail(tails: Sequence[Sequence[Call]], key: Any) -> list[TailStep]:
     while ahead:
         chosen = max(ahead, key=lambda k: (not behind[k], max(len(keyed[r]) - at[r] for r in ahead[k]), len(ahead[k])))
         rows = sorted(ahead.pop(chosen))
-        steps.append(_tail_step([keyed[row][at[row]][1] for row in rows], rows, len(keyed)))
+        steps.append(_tail_step(chosen[0], [(row, keyed[row][at[row]][1]) for row in rows], len(keyed)))
         for row in rows:
             at[row] += 1
             if at[row] < len(keyed[row]):
@@ -299,12 +299,9 @@ def plan_tail(tails: Sequence[Sequence[Call]], key: Any) -> list[TailStep]:
     return steps
 
 
-def _tail_step(calls: list[Call], rows: list[int], num_rows: int) -> TailStep:
-    kwargs = tuple(call.kwargs for call in calls)
-    if all(map(_comparable, kwargs)) and all(one == kwargs[0] for one in kwargs[1:]):
-        kwargs = kwargs[:1]
-    return TailStep(calls[0].name, None if len(rows) == num_rows else tuple(rows), kwargs)
-
-
-def _comparable(kwargs: Any) -> bool:
-    return not any(isinstance(value, torch.Tensor) for value in kwargs.values())
+def _tail_step(name: str, members: list[tuple[int, dict[str, Any]]], num_rows: int) -> TailStep:
+    """One step from rows and their bound arguments; what a family's kernel does for several rows at once lies together."""
+    members = sorted(members, key=lambda member: (member[1].get("_call", ""), member[0]))
+    rows = tuple(row for row, _ in members)
+    in_order = rows == tuple(range(num_rows))
+    return TailStep(name, None if in_order else rows, arguments(name, [kwargs for _, kwargs in members]))

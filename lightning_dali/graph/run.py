@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
+from lightning_dali.graph.color import normalize_
+from lightning_dali.graph.pillow_itself import run_pillow
 from lightning_dali.graph.plan import TailStep
-from lightning_dali.graph.tail import apply_alike, apply_ragged
+from lightning_dali.graph.tail import apply_alike
 
 Rows = torch.Tensor | list[torch.Tensor]
 
@@ -26,9 +28,12 @@ def run_tail(rows: Rows, steps: Sequence[TailStep], *, channels_last: bool = Fal
     Returns:
         A tensor when the results have one size and dtype, else a list.
     """
+    if rows[0].device.type == "cpu" and rows[0].dtype == torch.uint8 and rows[0].ndim == 3:
+        rows, steps = run_pillow(rows, steps, channels_last=channels_last)
     picked = _upload_rows(steps, rows[0].device) if steps else []
+    given = rows
     for step, indices in zip(steps, picked, strict=True):
-        rows = _step(rows, step, indices)
+        rows = _step(rows, step, indices, own=rows is not given)
     if isinstance(rows, list):
         rows = _joined(rows)
     return in_format(rows, channels_last=channels_last)
@@ -53,24 +58,29 @@ def _upload_rows(steps: Sequence[TailStep], device: torch.device) -> list[torch.
     return list(together.to(device, non_blocking=True).split(counts))
 
 
-def _step(rows: Rows, step: TailStep, picked: torch.Tensor) -> Rows:
+def _step(rows: Rows, step: TailStep, picked: torch.Tensor, *, own: bool) -> Rows:
+    """One step; `own`: whether `rows` may be written into."""
     if isinstance(rows, torch.Tensor):
         if step.rows is None:
-            return apply_alike(step.name, rows, step.kwargs)
-        changed = apply_alike(step.name, rows.index_select(0, picked), step.kwargs)
+            if own and step.name == "normalize" and rows.is_floating_point():
+                return normalize_(rows, step.arguments)
+            return apply_alike(step.name, rows, step.arguments)
+        changed = apply_alike(step.name, rows.index_select(0, picked), step.arguments)
         if changed.shape[1:] == rows.shape[1:] and changed.dtype == rows.dtype:
-            return rows.index_copy(0, picked, changed)
+            return rows.index_copy_(0, picked, changed) if own else rows.index_copy(0, picked, changed)
         rows = list(rows)
         for row, item in zip(step.rows, changed, strict=True):
             rows[row] = item
         return rows
     chosen = range(len(rows)) if step.rows is None else step.rows
-    kwargs = step.kwargs if len(step.kwargs) == len(chosen) else step.kwargs * len(chosen)
     joined = _joined([rows[row] for row in chosen])
     if isinstance(joined, torch.Tensor):
-        changed_rows: Rows = apply_alike(step.name, joined, kwargs)
+        changed_rows: Rows = apply_alike(step.name, joined, step.arguments)
     else:
-        changed_rows = apply_ragged(step.name, joined, kwargs)
+        changed_rows = [
+            apply_alike(step.name, item.unsqueeze(0), step.arguments[i : i + 1]).squeeze(0)
+            for i, item in enumerate(joined)
+        ]
     out = list(rows)
     for row, item in zip(chosen, changed_rows, strict=True):
         out[row] = item

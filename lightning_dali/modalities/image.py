@@ -19,9 +19,9 @@ import PIL.Image
 import torch
 from torchvision import tv_tensors
 
+from lightning_dali.graph.functionals import canonical_name, merge_family
 from lightning_dali.graph.image import ImageSpec, head_inputs
 from lightning_dali.graph.plan import IDENTITY_CALLS, Head, plan_item, plan_tail, unfinish
-from lightning_dali.graph.tail import group_key, merge_family
 from lightning_dali.graph.views import combine
 from lightning_dali.media import ImageError, encode_pnm
 from lightning_dali.modalities.shared import OfSources, finished_lane
@@ -248,7 +248,7 @@ def _image_lane(items: Sequence[tuple[str, int, Any]], spec: ImageSpec, members:
         data=Blobs(_payload(item.source, encoded=spec.encoded) for item in members),
         inputs=head_inputs(spec, heads),
         heads=[],
-        tail=plan_tail([families(item.tail) for item in members], group_key),
+        tail=plan_tail([families(item.tail) for item in members]),
         indices=[items[position][1] for position in positions],
         paths=[item.source.path for item in members],
     )
@@ -262,7 +262,7 @@ def families(tail: tuple[Call, ...]) -> list[Call]:
         if name in IDENTITY_CALLS:
             continue
         family = merge_family(name)
-        calls.append(Call(name, kwargs) if family == name else Call(family, {**kwargs, "_call": name}))
+        calls.append(Call(name, kwargs) if family == name else Call(family, {**kwargs, "_call": canonical_name(name)}))
     return calls
 
 

@@ -11,7 +11,6 @@ import torch
 
 from lightning_dali.graph.image import ImageSpec, head_inputs
 from lightning_dali.graph.plan import Head, Window, plan_tail
-from lightning_dali.graph.tail import group_key
 from lightning_dali.graph.video import ClipJob, VideoSpec
 from lightning_dali.media import CutClip
 from lightning_dali.modalities.image import families
@@ -100,7 +99,7 @@ def clip_lane(spec: VideoSpec, members: list[Item]) -> tuple[Lane, list[int]]:
         data=Blobs(blob for item in members for blob in item.blobs),
         inputs=head_inputs(spec.template, [item.head for item in members]),
         heads=[item.job for item in members],
-        tail=plan_tail([families(item.tail) for item in members], group_key),
+        tail=plan_tail([families(item.tail) for item in members]),
         indices=[item.index for item in members],
         paths=[item.source.path for item in members],
         parts=tuple(len(item.blobs) for item in members),

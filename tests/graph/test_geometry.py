@@ -16,7 +16,8 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from lightning_dali.graph import geometry
-from lightning_dali.graph.tail import apply_call, group_key, merge_family
+from lightning_dali.graph.functionals import arguments, group_key, merge_family
+from lightning_dali.graph.tail import apply_call
 
 Size = tuple[int, int]
 Draw = Callable[[random.Random, Size], dict[str, Any]]
@@ -68,7 +69,7 @@ WINDOWS: dict[str, Draw] = {
 }
 WAYS: dict[str, tuple[Callable[[Tensor, list[dict[str, Any]]], Tensor], ...]] = {
     "crop": (geometry._crop_copies, geometry._crop_gather),
-    "erase": (lambda x, rows: geometry._erase_colors(x, rows, [row["v"].to(x.dtype) for row in rows]),),
+    "erase": (lambda x, rows: geometry._erase_colors(x, rows, [row["v"].flatten().tolist() for row in rows]),),
 }
 """What only one kind of device uses, tested on all."""
 NEAREST_SHARE = 0.002
@@ -204,7 +205,7 @@ def test_each_window_is_as_torchvision_alone(name: str, device: str) -> None:
             got = apply_call(name, x.to(device), each)
             check(got, alone(name, x, each), levels=0 if exact else 1, atol=0.0 if exact else 1e-5)
             for way in WAYS.get(name, ()):
-                check(way(x.to(device), each), alone(name, x, each), atol=0.0)
+                check(way(x.to(device), arguments(name, each)), alone(name, x, each), atol=0.0)
 
 
 @pytest.mark.parametrize("kind", ["number", "scalar", "channels", "patch", "gray patch", "mixed"])
@@ -232,7 +233,8 @@ def test_a_crop_that_misses_the_image_is_black(way: Any) -> None:
     x = torch.ones(2, 3, 8, 8)
     for miss in (-4, -9, 8, 20):
         for row in ({"top": miss, "left": 0}, {"top": 0, "left": miss}):
-            out = way(x, [row | {"height": 4, "width": 4}, {"top": 4, "left": 4}])
+            rows = [one | {"height": 4, "width": 4} for one in (row, {"top": 4, "left": 4})]
+            out = way(x, arguments("crop", rows))
             assert out[0].count_nonzero() == 0 and out[1].min() == 1
 
 

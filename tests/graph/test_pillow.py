@@ -12,7 +12,8 @@ from PIL import Image
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from lightning_dali.graph.tail import apply_call, pillow_name
+from lightning_dali.graph.functionals import pillow_name
+from lightning_dali.graph.tail import apply_call
 from lightning_dali.proxies.sizes import pil_rotation
 
 NEAREST, BILINEAR, BICUBIC = InterpolationMode.NEAREST, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC

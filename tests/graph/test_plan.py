@@ -12,7 +12,6 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from lightning_dali.graph.plan import plan_item, plan_tail
-from lightning_dali.graph.tail import group_key
 from lightning_dali.proxies import Call
 from lightning_dali.testing import IndexedImages, make_photos
 from tests.datasets.same import check_same
@@ -101,7 +100,7 @@ def test_the_tail_aligns_rows_and_keeps_every_rows_order() -> None:
         ["to_image"],
         ["equalize", "to_image"],
     ]
-    steps = plan_tail([[Call(name, {}) for name in row] for row in rows], group_key)
+    steps = plan_tail([[Call(name, {}) for name in row] for row in rows])
     for number, row in enumerate(rows):
         assert [step.name for step in steps if step.rows is None or number in step.rows] == row
     assert steps[-1].name == "to_image" and steps[-1].rows is None, "the common end waits for all rows"

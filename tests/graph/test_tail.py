@@ -11,14 +11,8 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from lightning_dali.graph.tail import (
-    apply_call,
-    apply_ragged,
-    canonical_name,
-    group_key,
-    merge_family,
-    per_sample_params,
-)
+from lightning_dali.graph.functionals import canonical_name, group_key, merge_family, per_sample_params
+from lightning_dali.graph.tail import apply_call, apply_ragged
 
 MATRIX = {"translate": [1, 0], "scale": 1.1, "shear": [2.0, 0.0]}
 CORNERS = [[0, 0], [10, 0], [10, 8], [0, 8]]
@@ -99,7 +93,9 @@ def test_every_functional_is_run_or_refused_with_a_reason() -> None:
                 apply_call(name, torch.zeros(1, 3, 9, 11), [{}])
             continue
         own = canonical_name(name)
-        assert own in ARGUMENTS, f"torchvision's {name} is new: give it arguments above, or a reason in graph/tail.py"
+        assert own in ARGUMENTS, (
+            f"torchvision's {name} is new: give it arguments above, or a reason in graph/functionals.py"
+        )
         if name != own:  # an alias or a kernel: the same under another name
             one = ARGUMENTS[own][:1]
             torch.testing.assert_close(apply_call(name, batch(own)[:1], one), apply_call(own, batch(own)[:1], one))
