@@ -2,7 +2,7 @@
 
 A contender whose turn it is not stands still: its worker processes are stopped (SIGSTOP) and its threads have finished what they had
 in hand, so that none refills its queues on the cores of another. One that fails, or gives nothing for too long, is left out with a
-sentence. Every figure is printed when it is there.
+sentence. Every figure is printed when it is there, and SIGTERM (`timeout`) ends the measuring, not the printing.
 """
 
 from __future__ import annotations
@@ -12,22 +12,28 @@ import contextlib
 import faulthandler
 import os
 import signal
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+from ends import TOLD, Guard, Notice
 from rates import Meter, Rate, judged, measure
 
 LIMIT_SECONDS = 25.0
 """A turn that takes so much longer than it should is given up."""
 ENTRY_SECONDS = 1.0
 """Of running that is not counted when a contender enters, after its first batch: caches fill, clocks rise."""
-SETTLE_SECONDS = 3.0
-"""At most, between turns."""
+SETTLE_SECONDS, SETTLE_PERIOD, IDLE_CORES = 1.0, 0.1, 0.5
+"""Between turns, at most; how long this process must be idle, and the cores that it may still use then (a thread that polls)."""
+GRACE_SECONDS = 2.0
+"""For the batch that is being made when SIGTERM comes."""
+
+_abandoned: list[Any] = []
+"""Contenders that are not to end by themselves: the process does."""
 
 Batches = Generator[Any, None, None]
 
@@ -89,21 +95,37 @@ class Contest:
         self.rounds, self.slice_seconds, self.warm_up_seconds = rounds, slice_seconds, warm_up_seconds
         self.entries: list[Entry] = []
         self._elsewhere = set(psutil.Process().children(recursive=True))
-        self._stuck = False
+        self._stuck, self._settled_seconds = False, 0.0
         self._guard = Guard()
+        self._notice = Notice(lambda: signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS))
 
     def __enter__(self) -> Contest:
-        # The default action would leave stopped workers behind, which nobody would wake.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        # The default action of SIGTERM would leave stopped workers behind; that of SIGALRM ends the process between turns.
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        self._notice.__enter__()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if self._notice.given or (kind is not None and self._notice.awaited()):
+            self._abandon()
         for entry in self.entries:
             self._close(entry)
         self._guard.close()
         if self._stuck:  # its threads would keep the interpreter from ending
-            sys.stdout.flush()
-            os._exit(1)
+            _leave(1)
+        self._notice.__exit__()
+        if self._notice.given:
+            sys.exit(TOLD)
+
+    def _abandon(self) -> None:
+        """Ends the process, without the ends of contenders whose workers are gone: they take time and print tracebacks."""
+        _abandoned.extend(self.entries)
+        mine = {one for one in psutil.Process().children(recursive=True) if one.pid != self._guard.pid}
+        _send(mine - self._elsewhere, signal.SIGKILL)
+        self._guard.close()
+        # Before the interpreter waits for threads. What surrounds this contest cleans up first.
+        threading._register_atexit(_leave, TOLD)  # type: ignore[attr-defined]  # private: not in the stubs
+        sys.exit(TOLD)
 
     def enter(self, contender: Contender) -> Entry:
         """Starts a contender and lets it run until it is warm."""
@@ -114,17 +136,25 @@ class Contest:
             next(entry.batches)
             print(f"{contender.name}: first batch after {time.perf_counter() - start:.1f} s", flush=True)
             measure(entry.batches, contender.batch_size, seconds=ENTRY_SECONDS, warm_up_seconds=0)
+        if self._notice.given:
+            print("time ran out (SIGTERM) before the first round: nothing was measured", flush=True)
+            sys.exit(TOLD)
         return entry
 
     def run(self) -> None:
-        """Lets all have their turns, then prints a line for each."""
-        for number in range(self.rounds):
-            for entry in self.entries:
-                if entry.failure is None:
-                    self._measure(entry, f"round {number + 1}/{self.rounds}")
-        print(flush=True)
+        """Lets all have their turns, or as many as SIGTERM leaves time for, then prints a line for each."""
+        try:
+            for number in range(self.rounds):
+                for entry in self.entries:
+                    if entry.failure is None and not self._notice.given:
+                        self._measure(entry, f"round {number + 1}/{self.rounds}")
+        except Exception:  # DataLoader's handler of a worker's death raises wherever this process is
+            if not self._notice.awaited():
+                raise
+        print(f"\n{self._notice}" if self._notice.given else "", flush=True)
         for entry in self.entries:
             print(f"{entry.contender.name:<44} {entry.failure or entry.rate}", flush=True)
+        print(judged("seconds until contenders stood still, all turns", self._settled_seconds), flush=True)
 
     def _measure(self, entry: Entry, words: str) -> None:
         contender, seconds = entry.contender, entry.contender.slices * self.slice_seconds
@@ -134,16 +164,19 @@ class Contest:
         )  # fmt: skip
         with self._turn(entry, warm_up + seconds):
             assert entry.batches is not None
-            begin, cpu = 0.0, 0.0
+            begin, end, cpu = 0.0, 0.0, 0.0
             for _ in entry.batches:
-                begun, done = meter.begun, meter.tick()
-                if meter.begun and not begun:
-                    begin, cpu = time.perf_counter(), _cpu_seconds(entry.workers)
-                if done:
+                if self._notice.given:
                     break
-            entry.cpu_seconds += _cpu_seconds(entry.workers) - cpu
-            entry.spans.append((begin, time.perf_counter()))
-            entry.samples += meter.samples
+                begun, done, end = meter.begun, meter.tick(), time.perf_counter()
+                if meter.begun and not begun:
+                    begin, cpu = end, _cpu_seconds(entry.workers)
+                if done:
+                    entry.cpu_seconds += _cpu_seconds(entry.workers) - cpu
+                    entry.samples += meter.samples
+                    break
+        if entry.failure is None and meter.rate.slices:
+            entry.spans.append((begin, end))
             entry.slices += meter.rate.slices
             print(f"{words}  {contender.name}: {' '.join(f'{one:.0f}' for one in meter.rate.slices)} /s", flush=True)
 
@@ -155,17 +188,20 @@ class Contest:
             with limited(seconds + LIMIT_SECONDS):
                 yield
         except Exception as error:
-            entry.failure = f"left out: {type(error).__name__}: {error}".partition("\n")[0]
-            print(f"{entry.contender.name}: {entry.failure}", flush=True)
-            self._close(entry)
-        else:
+            if not self._notice.awaited():
+                entry.failure = f"left out: {type(error).__name__}: {error}".partition("\n")[0]
+                print(f"{entry.contender.name}: {entry.failure}", flush=True)
+                self._close(entry)
+        if self._notice.given:
+            return
+        if entry.failure is None:
             entry.workers = self._workers_of(entry)
             if entry.contender.stands_still:
                 self._guard.watch(entry.workers)
                 _send(entry.workers, signal.SIGSTOP)
-            else:
-                _settle(entry.workers)
-        _settle()
+        begin = time.perf_counter()
+        _settle(() if entry.contender.stands_still else entry.workers)
+        self._settled_seconds += time.perf_counter() - begin
 
     def _workers_of(self, entry: Entry) -> set[psutil.Process]:
         """Those without children: what starts processes for others (a fork server) is not to stand still."""
@@ -188,42 +224,6 @@ class Contest:
         except Exception as error:
             print(f"{entry.contender.name} does not end: {type(error).__name__}: {error}", flush=True)
             self._stuck = True
-
-
-class Guard:
-    """A process that kills stopped workers when this one is gone: they cannot notice it themselves, however it ended.
-
-    One that has ended meanwhile (OSError) needs nothing.
-    """
-
-    SCRIPT = (
-        "import os, signal, sys\n"
-        "numbers = {int(number) for line in sys.stdin for number in line.split()}\n"
-        "for number in numbers:\n"
-        "    try:\n        os.kill(number, signal.SIGKILL)\n"
-        "    except OSError:\n        pass\n"
-    )
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", self.SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-
-    @property
-    def pid(self) -> int:
-        """Its own."""
-        return self._process.pid
-
-    def watch(self, workers: Iterable[psutil.Process]) -> None:
-        """These are to go with this process."""
-        assert self._process.stdin is not None
-        print(*(one.pid for one in workers), file=self._process.stdin, flush=True)
-
-    def close(self) -> None:
-        """All of them have ended: nothing is left to guard."""
-        self._process.kill()
-        self._process.wait()
 
 
 @contextlib.contextmanager
@@ -265,14 +265,21 @@ def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
             one.send_signal(number)
 
 
-def _settle(workers: Iterable[psutil.Process] = ()) -> None:
+def _settle(workers: Iterable[psutil.Process]) -> None:
     """Waits until this process and those have done what they had in hand: it is not to be done in the turn of another."""
     end = time.perf_counter() + SETTLE_SECONDS
     while time.perf_counter() < end:
         before = _cpu_seconds(workers)
-        time.sleep(0.03)
-        if _cpu_seconds(workers) - before < 0.003:
+        time.sleep(SETTLE_PERIOD)
+        if _cpu_seconds(workers) - before < IDLE_CORES * SETTLE_PERIOD:
             return
+
+
+def _leave(status: int) -> None:
+    """Ends the process here."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _cpu_seconds(workers: Iterable[psutil.Process]) -> float:

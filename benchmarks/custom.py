@@ -53,9 +53,9 @@ def main() -> None:
     dataset = image_folder(options.folder, options.batch_size, transform=recipe("imagenet"))
     dm = ImageDataModule(train_dataset=dataset, batch_size=options.batch_size, num_workers=options.workers)
     with Contest(rounds=options.rounds, slice_seconds=options.seconds) as contest:
-        own = contest.enter(ours("ImageDataModule", dm))
+        own = contest.enter(ours("ImageDataModule", dm, slices=1))
         others = [
-            contest.enter(ours(f"DALIDataModule, {words}", by_hand(pipeline, load, options)))
+            contest.enter(ours(f"DALIDataModule, {words}", by_hand(pipeline, load, options), slices=1))
             for words, pipeline, load in (("bytes", from_bytes, file_bytes), ("paths", from_paths, as_bytes))
         ]
         contest.run()

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> None:
             plain = ImageDataModule(
                 train_dataset=image_folder(options.folder, size, transform=recipe("imagenet")), batch_size=size
             )
-            peers["plain"] = contest.enter(ours("ours without RandAugment", plain))
+            peers["plain"] = contest.enter(ours("ours without RandAugment", plain, slices=1))
         elif options.peers:
             from peers import file_reader, stock_images
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -120,3 +121,58 @@ def test_stopped_workers_go_with_a_contest_that_is_killed(tmp_path: Path) -> Non
     while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end, "the worker is still there, stopped for good"
         time.sleep(0.05)
+
+
+TOLD = """
+import tempfile, time
+import contest
+from contest import Contender, Contest, versus
+from torch.utils.data import DataLoader, Dataset
+
+contest.ENTRY_SECONDS = 0.1
+
+class Slow(Dataset):
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return index
+
+def loaded():
+    yield from DataLoader(Slow(), 2, num_workers=2)
+
+def plain():
+    while True:
+        time.sleep(0.01)
+        yield
+
+with tempfile.TemporaryDirectory() as folder:
+    print("folder", folder)
+    with Contest(rounds=1000, slice_seconds=0.2, warm_up_seconds=0.05) as one:
+        entries = [one.enter(Contender(*arguments)) for arguments in (("loaded", loaded, 2), ("plain", plain, 1))]
+        one.run()
+        versus(*entries)
+    print("not reached")
+"""
+
+
+def test_what_was_measured_is_printed_when_all_processes_are_told_to_end(run_script: Callable[..., Any]) -> None:
+    """As `timeout` does: the peer's workers die of it too, which is no failure of the peer's."""
+
+    def tell(process: Any, said: Callable[[], str]) -> None:
+        end = time.monotonic() + 40
+        while "round 2/1000  plain" not in said():
+            assert time.monotonic() < end, said()
+            time.sleep(0.02)
+        time.sleep(0.1)  # into the turn of the one with workers
+        os.killpg(process.pid, signal.SIGTERM)
+
+    run = run_script(TOLD, 60, env={"PYTHONPATH": str(BENCHMARKS)}, meanwhile=tell)  # 5 s
+    assert run.rc == 128 + signal.SIGTERM and "Traceback" not in run.stderr, run.stdout + run.stderr
+    _, _, summary = run.stdout.partition("time ran out (SIGTERM)")
+    lines = {line.split()[0]: line for line in summary.splitlines()[1:]}
+    assert {"loaded", "plain"} <= set(lines) and "n 2)" in lines["plain"], run.stdout
+    assert "loaded / plain" in lines["loaded"], run.stdout  # the last one of the name: the ratio
+    assert "left out" not in run.stdout and "not reached" not in run.stdout
+    folder = next(line for line in run.stdout.splitlines() if line.startswith("folder")).split()[1]
+    assert not Path(folder).exists()
