@@ -2,12 +2,14 @@
 
 ResNet-50 in bf16-mixed and channels_last under a Lightning Trainer, by turns on live data and on one batch again and again, in one
 run. Without a GPU it is ResNet-18 in float32 with small batches, where decoding takes the cores from the model: no target then.
+SIGTERM (`timeout`) ends the training, and what was measured is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from ends import TOLD, Notice
 from lightning.pytorch.callbacks import Callback
 from rates import Rate, endless, judged, wait_for_device
 from torch import nn
@@ -27,22 +30,25 @@ GPU = torch.cuda.is_available()
 TARGET: dict[str, float] = {"at_least": 0.99} if GPU else {}
 """Of images a second on live data over those on a cached batch."""
 MODEL, BATCH_SIZE, PRECISION = ("resnet50", 256, "bf16-mixed") if GPU else ("resnet18", 8, "32-true")
-WARM_UP_SECONDS, FIRST_SECONDS = 1.0, 5.0 if GPU else 1.0
-"""Not counted: of each turn, and of the first one, in which cuDNN tries its algorithms."""
+WARM_UP_SECONDS, FIRST_SECONDS = (0.5, 3.0) if GPU else (1.0, 1.0)
+"""Not counted: after each change of kinds, when ready batches are consumed, and after the first step, whose end cuDNN delays."""
 KINDS = ("live", "cached")
 
 
 class Turns(Callback):
     """Says whose turn it is, and counts; the device is waited for at the ends of slices only.
 
+    The order is live, cached, cached, live, live, ...: a drift falls on both, and every second turn needs no warm-up.
+
     Args:
         batch_size: Samples a step.
         rounds: Turns of each kind.
         slice_seconds: Length of a turn after its warm-up.
+        notice: Ends the training.
     """
 
-    def __init__(self, batch_size: int, *, rounds: int, slice_seconds: float) -> None:
-        self.batch_size, self.rounds, self.slice_seconds = batch_size, rounds, slice_seconds
+    def __init__(self, batch_size: int, *, rounds: int, slice_seconds: float, notice: Notice) -> None:
+        self.batch_size, self.rounds, self.slice_seconds, self.notice = batch_size, rounds, slice_seconds, notice
         self.slices: dict[str, list[float]] = {kind: [] for kind in KINDS}
         self.kind = KINDS[0]
         self._begin: float | None = None
@@ -50,8 +56,14 @@ class Turns(Callback):
         self._warm_up_seconds = FIRST_SECONDS
         self._steps = 0
 
+    def on_train_start(self, trainer: L.Trainer, module: Any) -> None:
+        self.notice.listen()  # Lightning does too, and would end the process
+
     def on_train_batch_end(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         now = time.perf_counter()
+        if self.notice.given:
+            trainer.should_stop = True
+            return
         if self._begin is None:
             self._begin = now
         if self._mark is None:
@@ -63,14 +75,16 @@ class Turns(Callback):
         if now - self._mark >= self.slice_seconds:
             wait_for_device()
             self._note(self.batch_size * self._steps / (time.perf_counter() - self._mark))
-            trainer.should_stop = len(self.slices[KINDS[-1]]) == self.rounds
+            trainer.should_stop = all(len(slices) == self.rounds for slices in self.slices.values())
 
     def _note(self, rate: float) -> None:
         mine = self.slices[self.kind]
         mine.append(rate)
         print(f"round {len(mine)}/{self.rounds}  {self.kind}: {rate:.0f} /s", flush=True)
-        self.kind = KINDS[1 - KINDS.index(self.kind)]
-        self._begin, self._mark, self._warm_up_seconds = time.perf_counter(), None, WARM_UP_SECONDS
+        before, turn = self.kind, sum(map(len, self.slices.values()))
+        self.kind = KINDS[(turn + 1) // 2 % 2]
+        self._begin, self._mark = time.perf_counter(), None
+        self._warm_up_seconds = 0.0 if self.kind == before else WARM_UP_SECONDS
 
 
 class Alternating:
@@ -132,18 +146,25 @@ def main() -> None:
         train_dataset=image_folder(options.folder, options.batch_size, transform=recipe("imagenet")),
         batch_size=options.batch_size, num_workers=options.workers, channels_last=True,
     )  # fmt: skip
-    dm.turns = turns = Turns(options.batch_size, rounds=options.rounds, slice_seconds=options.seconds)
+    notice = Notice()
+    dm.turns = turns = Turns(
+        options.batch_size, rounds=options.rounds, slice_seconds=options.seconds, notice=notice
+    )  # fmt: skip
     trainer = L.Trainer(
         devices=1, max_epochs=1, precision=options.precision, benchmark=GPU, callbacks=[turns], logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
-    trainer.fit(Classifier(options.model), datamodule=dm)
-    dm.close()
-    print(flush=True)
-    rates = {kind: Rate(tuple(slices)) for kind, slices in turns.slices.items()}
-    for kind, rate in rates.items():
-        print(f"{options.model} {options.precision} {kind:<24} {rate}")
-    print(judged("live / cached", rates["live"].median / rates["cached"].median, **TARGET))
+    with notice:
+        trainer.fit(Classifier(options.model), datamodule=dm)
+        dm.close()
+        print(f"\n{notice}" if notice.given else "", flush=True)
+        rates = {kind: Rate(tuple(slices)) for kind, slices in turns.slices.items()}
+        for kind, rate in rates.items():
+            print(f"{options.model} {options.precision} {kind:<24} {rate}")
+        if all(turns.slices.values()):
+            print(judged("live / cached", rates["live"].median / rates["cached"].median, **TARGET))
+    if notice.given:
+        sys.exit(TOLD)
 
 
 if __name__ == "__main__":
