@@ -61,10 +61,14 @@ def run(kind: str, paths: Sequence[str], options: argparse.Namespace) -> None:
             peers["stock"] = contest.enter(other.stock_video(paths, options.batch_size))
         contest.run()
         for entry in found:
-            judge(kind, entry, peers, nvdec.percent(entry.spans))
+            judge(kind, entry, peers)
+            print_busy(entry, nvdec, at_least=BUSY)
+        for name in ("SimpleDecoder", "stock"):  # what the counter can show
+            if name in peers:
+                print_busy(peers[name], nvdec)
 
 
-def judge(kind: str, entry: Entry, peers: dict[str, Entry], busy: float | None) -> None:
+def judge(kind: str, entry: Entry, peers: dict[str, Entry]) -> None:
     """Prints ratios to each peer and to the sum of what cores and NVDEC can do."""
     for name, peer in peers.items():
         versus(entry, peer, **({"at_least": STOCK[kind]} if name == "stock" and kind in STOCK else {}))
@@ -72,8 +76,13 @@ def judge(kind: str, entry: Entry, peers: dict[str, Entry], busy: float | None) 
     if len(both) == 2 and all(both):
         share = entry.rate.median / sum(both)
         print(judged(f"{entry.contender.name} / (PyAV + SimpleDecoder)", share, at_least=SUM), flush=True)
+
+
+def print_busy(entry: Entry, nvdec: Utilisation, **target: float) -> None:
+    """Prints how busy NVDEC was in a contender's turns; nothing where it was not told."""
+    busy = nvdec.percent(entry.spans)
     if busy is not None:
-        print(judged("NVDEC busy, percent", busy, at_least=BUSY), flush=True)
+        print(judged(f"NVDEC busy, percent: {entry.contender.name}", busy, **target), flush=True)
 
 
 def main() -> None:
