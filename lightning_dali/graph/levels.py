@@ -49,7 +49,7 @@ def levels(x: Tensor, rows: Arguments) -> Tensor:
             table = _MEASURED[call](x[part], rows[part], ramp)
             tables.append(table.view(table.shape[0], -1, LEVELS).expand(-1, x.shape[1], -1))
     table = tables[0] if len(tables) == 1 else torch.cat(tables)
-    return table.gather(2, x.reshape(*x.shape[:2], -1).to(torch.int64)).view(x.shape)
+    return table.gather(2, x.reshape(*x.shape[:2], -1).to(torch.int64)).reshape(x.shape)
 
 
 def _known(runs: list[tuple[str, Arguments]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ def _equalize(x: Tensor, rows: Arguments, ramp: Tensor) -> Tensor:
     batch, channels, height, width = x.shape
     planes = batch * channels
     offsets = torch.arange(0, planes * LEVELS, LEVELS, device=x.device).view(batch, channels, 1)
-    at = (x.reshape(batch, channels, -1) + offsets).view(-1)
+    at = (x.reshape(batch, channels, -1) + offsets).reshape(-1)
     histogram = torch.zeros(planes * LEVELS, dtype=torch.int64, device=x.device)
     histogram = histogram.scatter_add_(0, at, at.new_ones(()).expand(at.shape)).view(batch, channels, LEVELS)
     last = histogram.gather(2, _extremes(x)[1].to(torch.int64))

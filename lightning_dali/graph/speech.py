@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+import os
+PIPELINES = int(os.environ.get("LD_PIPES", 2))
+"""By turns: while one decodes the last long rows of its batch, threads that have nothing left begin the other's."""
+
+
 @dataclass(frozen=True)
 class SpeechSpec(LaneSpec):
     """One graph serves all audio."""
@@ -70,7 +75,7 @@ class RowPlan:
 
 
 class SpeechExecutor:
-    """One DALI pipeline for all audio of a batch."""
+    """DALI pipelines for all audio of a batch, which take batches by turns."""
 
     def __init__(self, device: Device, *, max_batch_size: int) -> None:
         from nvidia.dali import fn, types
@@ -79,21 +84,30 @@ class SpeechExecutor:
 
         self.device = device
         self._phases: deque[tuple[Any, Any, list[str]]] = deque()
-        self._pipeline: Any = new_pipeline(device, max_batch_size=max_batch_size)
-        with self._pipeline:
-            data = fn.external_source(name="data", device="cpu", no_copy=True)
-            audio, _ = fn.decoders.audio(data, device="cpu", dtype=types.FLOAT)
-            shapes = audio.shape()
-            audio = audio.gpu() if device.index is not None else audio  # through DALI's own pinned memory
-            self._pipeline.set_outputs(fn.pad(audio, axes=(0,)), shapes)
-        self._pipeline.build()
+        self._idle: deque[Any] = deque()
+        """Pipelines, the one to be fed next first."""
+        self._busy: deque[Any] = deque()
+        """Those that were fed, as often as they were, oldest first."""
+        for _ in range(PIPELINES):
+            pipeline: Any = new_pipeline(device, max_batch_size=max_batch_size)
+            with pipeline:
+                data = fn.external_source(name="data", device="cpu", no_copy=True)
+                audio, _ = fn.decoders.audio(data, device="cpu", dtype=types.FLOAT)
+                shapes = audio.shape()
+                audio = audio.gpu() if device.index is not None else audio  # through DALI's own pinned memory
+                pipeline.set_outputs(fn.pad(audio, axes=(0,)), shapes)
+            pipeline.build()
+            self._idle.append(pipeline)
 
     def feed(self, lane: Lane) -> None:
         """Hands the encoded rows of one batch to DALI; returns at once."""
         encoded = [blob for blob, plan in zip(lane.data, lane.heads, strict=True) if plan.result is None]
         if encoded:
-            self._pipeline.feed_input("data", encoded)
-            self._pipeline._run_once()  # `schedule_run` would wait for a full prefetch queue first
+            pipeline = self._idle[0]
+            self._idle.rotate(-1)
+            pipeline.feed_input("data", encoded)
+            pipeline._run_once()  # `schedule_run` would wait for a full prefetch queue first
+            self._busy.append(pipeline)
 
     def collect(self, lane: Lane) -> SpeechRows:
         """The oldest batch."""
@@ -103,7 +117,7 @@ class SpeechExecutor:
         encoded = [row for row, plan in enumerate(plans) if plan.result is None]
         waves: Any = []
         if encoded:
-            waves, shapes = collect(self._pipeline, self.device)
+            waves, shapes = collect(self._busy.popleft(), self.device)
             _check_shapes([plans[row] for row in encoded], shapes)
         place = {row: number for number, row in enumerate(encoded)}
         chunks = []
@@ -181,7 +195,8 @@ class SpeechExecutor:
     def close(self) -> None:
         """Frees the pipeline."""
         self._report_phases(wait=True)
-        self._pipeline = None
+        self._busy.clear()
+        self._idle.clear()
 
 
 class SpeechRows:

@@ -58,6 +58,18 @@ def plan(index: VideoIndex, frames: Ints) -> list[Segment]:
     return segments
 
 
+def starts_open(index: VideoIndex, frames: Ints) -> bool:
+    """Whether decoding starts at an H.264 picture that is no IDR picture (open groups of pictures).
+
+    FFmpeg shows what follows it; on one H200, NVDEC showed none of it right.
+    """
+    if index.codec != "h264":
+        return False
+    first = plan(index, frames)[0].first
+    start = int(np.searchsorted(index.packets.starts, first))
+    return bool(index.packets.start_kinds[start] < Start.JOIN)
+
+
 def needed(index: VideoIndex, segment: Segment, packets: list[bytes], length_bytes: int, wanted: set[int]) -> list[int]:
     """The numbers of a segment's packets that are worth decoding.
 

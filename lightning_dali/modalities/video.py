@@ -18,6 +18,7 @@ from torchvision import tv_tensors
 from lightning_dali.graph.plan import plan_item, unfinish
 from lightning_dali.graph.video import VideoSpec
 from lightning_dali.media import ClipSampler, IndexCache, VideoError, VideoIndex, build_index
+from lightning_dali.media.video_plan import starts_open
 from lightning_dali.modalities.shared import OfSources
 from lightning_dali.modalities.video_lanes import Item, by_template, clip_lane, job_of, result_lane
 from lightning_dali.modalities.video_share import Share
@@ -263,9 +264,11 @@ class VideoModality(OfSources):
             return False
         low, high = SIZES_IN_HARDWARE[index.codec]
         fits = low[0] <= index.width <= high[0] and low[1] <= index.height <= high[1]
+        if not fits or starts_open(index, source.clip.frames):
+            return False
         if self.hardware == "nvdec":
-            return fits and not (index.width % 2 or index.height % 2)  # NV12 has a chroma sample every two pixels
-        return fits and not index.rotation
+            return not (index.width % 2 or index.height % 2)  # NV12 has a chroma sample every two pixels
+        return not index.rotation
 
 
 def is_video(leaf: Any) -> bool:

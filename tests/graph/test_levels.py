@@ -62,6 +62,10 @@ def test_pil_images_give_what_pillow_gives(mode: str, device: str) -> None:
     batch = torch.stack([F.pil_to_tensor(one) for one in images]).to(device)
     rows = [{"_call": f"{name}_pil", **row} for name, row in calls]
     torch.testing.assert_close(apply_call("levels", batch, rows).cpu(), wanted, rtol=0, atol=0)
+    last = batch.contiguous(memory_format=torch.channels_last)  # as DALI gives images
+    torch.testing.assert_close(apply_call("levels", last, rows).cpu(), wanted, rtol=0, atol=0)
+    alone = [apply_call("levels", last[i : i + 1], rows[i : i + 1]) for i in range(len(rows))]
+    torch.testing.assert_close(torch.cat(alone).cpu(), wanted, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("frames", [None, 3])

@@ -110,6 +110,19 @@ def test_what_the_hardware_cannot_decode_is_decoded_here(tmp_path: Path) -> None
         assert by_decoder == {hardware: [0, 1], "frames": [2, 3, 4, 5, 6, 7]}
 
 
+def test_clips_that_begin_in_an_open_group_are_decoded_here(tmp_path: Path) -> None:
+    """NVDEC shows nothing right of H.264 that begins with another picture than an IDR one."""
+    paths = {
+        kind: make_video(tmp_path / f"{kind}.mp4", "h264", num_frames=40, gop=10, b_frames=3, open_gop=kind == "open")
+        for kind in ("open", "closed")
+    }
+    for hardware in ("nvdec", "dali"):
+        for frames, decoders in (([3, 7], {hardware}), ([15, 19], {hardware, "frames"}), ([2, 35], {hardware})):
+            made = request(fetcher([*paths.values()], hardware, sampler=ClipSampler(frames=frames)), 2)
+            assert {lane.spec.decoder for lane in made.lanes} == decoders
+            assert all(lane.indices[0] == 0 for lane in made.lanes if lane.spec.decoder == "frames")
+
+
 def test_settled_and_rotated_clips(tmp_path: Path) -> None:
     path = make_video(tmp_path / "a.mp4", "h264", rotation=90)
     for hardware, decoder in (("nvdec", "nvdec"), ("dali", "frames")):
