@@ -195,9 +195,11 @@ class CustomExecutor:
 
     def feed(self, lane: Lane) -> None:
         """Hands one batch to DALI; returns at once."""
+        from lightning_dali.graph.dali import tensors
+
         self._in_flight += 1
         for name in lane.heads[0]:
-            self._pipeline.feed_input(name, [inputs[name] for inputs in lane.heads])
+            self._pipeline.feed_input(name, tensors([inputs[name] for inputs in lane.heads]))
         self._pipeline._run_once()  # `schedule_run` would wait for a full prefetch queue first
 
     def collect(self, lane: Lane) -> Outputs:

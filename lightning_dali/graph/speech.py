@@ -101,11 +101,13 @@ class SpeechExecutor:
 
     def feed(self, lane: Lane) -> None:
         """Hands the encoded rows of one batch to DALI; returns at once."""
+        from lightning_dali.graph.dali import tensors
+
         encoded = [blob for blob, plan in zip(lane.data, lane.heads, strict=True) if plan.result is None]
         if encoded:
             pipeline = self._idle[0]
             self._idle.rotate(-1)
-            pipeline.feed_input("data", encoded)
+            pipeline.feed_input("data", tensors(encoded))
             pipeline._run_once()  # `schedule_run` would wait for a full prefetch queue first
             self._busy.append(pipeline)
 

@@ -106,7 +106,9 @@ class ViewsExecutor:
 
     def feed(self, lane: Lane) -> None:
         """Hands one batch to DALI; returns at once."""
-        self._pipeline.feed_input("data", lane.data)
+        from lightning_dali.graph.dali import tensors
+
+        self._pipeline.feed_input("data", tensors(lane.data))
         for view, spec in enumerate(self.spec.views):
             prefix = _prefix(view)
             inputs = {
