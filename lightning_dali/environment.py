@@ -149,10 +149,11 @@ def default_num_threads(trainer: Any) -> int:
 def default_decoding(trainer: Any) -> tuple[int, int]:
     """(processes that fetch, DALI's CPU threads) where the threads decode and the processes only read files, as for audio.
 
-    A quarter of this rank's cores, from 1 to 8, and three quarters, from 2 to 24.
+    Three eighths of this rank's cores, from 1 to 8, and three quarters, from 2 to 24: readers wait half of the time
+    (docs/benchmarks.md).
     """
     mine = cores() // local_world_size(trainer)
-    return max(1, min(8, mine // 4)), max(2, min(24, mine * 3 // 4))
+    return max(1, min(8, mine * 3 // 8)), max(2, min(24, mine * 3 // 4))
 
 
 def default_prefetch() -> int:

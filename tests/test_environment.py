@@ -47,7 +47,7 @@ def test_ranks_of_a_host_share_its_cores(
 
 
 @pytest.mark.parametrize(
-    ("cores", "ranks", "both"), [(2, 1, (1, 2)), (16, 1, (4, 12)), (16, 8, (1, 2)), (128, 2, (8, 24))]
+    ("cores", "ranks", "both"), [(2, 1, (1, 2)), (16, 1, (6, 12)), (16, 8, (1, 2)), (128, 2, (8, 24))]
 )
 def test_audio_gives_the_cores_to_the_threads_that_decode(
     monkeypatch: pytest.MonkeyPatch, cores: int, ranks: int, both: tuple[int, int]

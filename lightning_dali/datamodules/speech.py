@@ -39,7 +39,8 @@ class SpeechDataModule(BaseDataModule):
         bucket_by_length: Whether batches are made of samples of similar length; implied by `max_seconds`. Prediction keeps
             the dataset's order.
         length_cache: Where lengths of files are kept; None: in the user's cache folder.
-        num_workers: Processes that fetch; None: a quarter of this rank's cores, 8 at most; 0: in the training process.
+        num_workers: Processes that fetch; None: three eighths of this rank's cores, 8 at most; 0: in the training
+            process.
         num_threads: DALI's threads, which decode audio on the CPU; None: three quarters of this rank's cores, 24 at most.
         sampler: See `ImageDataModule`; not with length buckets.
         batch_sampler: See `ImageDataModule`; not with length buckets.
@@ -81,7 +82,7 @@ class SpeechDataModule(BaseDataModule):
         prefetch: int | None = 2,
         multiprocessing_context: str | None = None,
         persistent_workers: bool = True,
-        depth: int = 2,
+        depth: int = 3,
         watchdog_seconds: float = 60.0,
     ) -> None:
         shared = sort_arguments(locals(), own=("sample_rate", "max_seconds", "bucket_by_length", "length_cache"))

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-import os
-PIPELINES = int(os.environ.get("LD_PIPES", 2))
-"""By turns: while one decodes the last long rows of its batch, threads that have nothing left begin the other's."""
+PIPELINES = 2
+"""By turns where there is a GPU: while one decodes the last long rows of its batch, threads that have nothing left begin the
+other's. Without a GPU what follows needs those cores."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class SpeechExecutor:
         """Pipelines, the one to be fed next first."""
         self._busy: deque[Any] = deque()
         """Those that were fed, as often as they were, oldest first."""
-        for _ in range(PIPELINES):
+        for _ in range(PIPELINES if device.index is not None else 1):
             pipeline: Any = new_pipeline(device, max_batch_size=max_batch_size)
             with pipeline:
                 data = fn.external_source(name="data", device="cpu", no_copy=True)
