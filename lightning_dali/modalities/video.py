@@ -264,11 +264,9 @@ class VideoModality(OfSources):
             return False
         low, high = SIZES_IN_HARDWARE[index.codec]
         fits = low[0] <= index.width <= high[0] and low[1] <= index.height <= high[1]
-        if not fits or starts_open(index, source.clip.frames):
-            return False
         if self.hardware == "nvdec":
-            return not (index.width % 2 or index.height % 2)  # NV12 has a chroma sample every two pixels
-        return not index.rotation
+            return fits and not (index.width % 2 or index.height % 2)  # NV12 has a chroma sample every two pixels
+        return fits and not index.rotation and not starts_open(index, source.clip.frames)
 
 
 def is_video(leaf: Any) -> bool:

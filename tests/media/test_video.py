@@ -255,7 +255,7 @@ def test_nvdec_reads_the_cuts(codec: str, structure: str, tmp_path: Path) -> Non
     path = make(tmp_path, codec, variable=True, num_frames=240, rate=30, **size, **STRUCTURES[structure])
     index = build_index(path)
     for frames in ([3, 7, 11, 15], [*range(13, 77, 4)], [*range(60, 76)], [5, 100, 101, 231], [239, 30, 30]):
-        if starts_open(index, np.array(frames)):  # NVDEC is not given those
+        if starts_open(index, np.array(frames)):  # DALI is not given those
             assert codec == "h264" and structure == "open_gop"
             continue
         for uncrop in (False, True) if codec == "h264" else (False,):

@@ -111,13 +111,13 @@ def test_what_the_hardware_cannot_decode_is_decoded_here(tmp_path: Path) -> None
 
 
 def test_clips_that_begin_in_an_open_group_are_decoded_here(tmp_path: Path) -> None:
-    """NVDEC shows nothing right of H.264 that begins with another picture than an IDR one."""
+    """DALI shows nothing right of H.264 that begins with another picture than an IDR one; from bare packets NVDEC does."""
     paths = {
         kind: make_video(tmp_path / f"{kind}.mp4", "h264", num_frames=40, gop=10, b_frames=3, open_gop=kind == "open")
         for kind in ("open", "closed")
     }
-    for hardware in ("nvdec", "dali"):
-        for frames, decoders in (([3, 7], {hardware}), ([15, 19], {hardware, "frames"}), ([2, 35], {hardware})):
+    for hardware, inside in (("nvdec", {"nvdec"}), ("dali", {"dali", "frames"})):
+        for frames, decoders in (([3, 7], {hardware}), ([15, 19], inside), ([2, 35], {hardware})):
             made = request(fetcher([*paths.values()], hardware, sampler=ClipSampler(frames=frames)), 2)
             assert {lane.spec.decoder for lane in made.lanes} == decoders
             assert all(lane.indices[0] == 0 for lane in made.lanes if lane.spec.decoder == "frames")
@@ -286,6 +286,22 @@ def test_decoders_of_the_gpu_are_bounded_and_die(tmp_path: Path) -> None:
         assert threads() == []
     torch.cuda.empty_cache()
     assert before - torch.cuda.mem_get_info()[0] < 200 << 20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_nvdec_begins_in_an_open_group(codec: str, tmp_path: Path) -> None:
+    pytest.importorskip("PyNvVideoCodec")
+    options: dict[str, Any] = {"width": 336, "height": 256, "gop": 10, "b_frames": 3, "open_gop": True}
+    path = make_video(tmp_path / "a.mp4", codec, num_frames=240, rate=30, **options)
+    index, pool = build_index(path), DecoderPool(0, num_threads=1)
+    for frames in ([3, 7], [13, 17, 21], [*range(13, 77, 4)], [60, 61, 62], [120, 130]):
+        cut = cut_packets(path, index, frames)
+        facts = ClipJob(cut.frames, cut.num_frames, codec, index.width, index.height)
+        clip = pool.submit(facts, [np.frombuffer(packet, np.uint8) for packet in cut.packets]).result(30)
+        clip.event.synchronize()
+        assert [read_number(frame) for frame in clip.frames.cpu().numpy()] == frames
+    pool.close()
 
 
 @pytest.mark.gpu
