@@ -277,7 +277,7 @@ class BaseDataModule(Host):
         load = self.options.hw_decoder_load
         return Device(
             index,
-            num_threads=self.options.num_threads or self._default_num_threads(),
+            num_threads=self.options.num_threads or self._default_num_threads(index),
             depth=self.options.depth,
             hw_decoder_load=environment.default_hw_decoder_load() if load is None else load,
             channels_last=self.options.channels_last,
@@ -291,7 +291,7 @@ class BaseDataModule(Host):
     def _default_num_workers(self, device: Device) -> int:
         return environment.default_num_workers(self._trainer_or_none, gpu=device.index is not None)
 
-    def _default_num_threads(self) -> int:
+    def _default_num_threads(self, device_index: int | None) -> int:
         return environment.default_num_threads(self._trainer_or_none)
 
     def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:

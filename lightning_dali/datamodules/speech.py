@@ -100,7 +100,7 @@ class SpeechDataModule(BaseDataModule):
     def _default_num_workers(self, device: Device) -> int:
         return environment.default_decoding(self._trainer_or_none)[0]
 
-    def _default_num_threads(self) -> int:
+    def _default_num_threads(self, device_index: int | None) -> int:
         return environment.default_decoding(self._trainer_or_none)[1]
 
     @property
