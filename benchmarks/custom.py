@@ -39,7 +39,7 @@ def by_hand(pipeline: Any, load: Callable[[str], Any], options: argparse.Namespa
     """A datamodule around a pipeline; `load` makes of a path what the pipeline takes."""
     return DALIDataModule(
         train_dataset=lambda proxy: image_folder(options.folder, options.batch_size, transform=proxy, loader=load),
-        train_pipeline=pipeline, batch_size=options.batch_size, num_workers=options.workers,
+        train_pipeline=pipeline, batch_size=options.batch_size, num_workers=options.workers, depth=options.depth,
     )  # fmt: skip
 
 
@@ -48,10 +48,12 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--depth", type=int, default=2, help="batches inside DALI, of all contenders")
     add_arguments(parser, peers=False)
     options = parser.parse_args()
     dataset = image_folder(options.folder, options.batch_size, transform=recipe("imagenet"))
-    dm = ImageDataModule(train_dataset=dataset, batch_size=options.batch_size, num_workers=options.workers)
+    chosen = {"batch_size": options.batch_size, "num_workers": options.workers, "depth": options.depth}
+    dm = ImageDataModule(train_dataset=dataset, **chosen)
     with Contest(rounds=options.rounds, slice_seconds=options.seconds) as contest:
         own = contest.enter(ours("ImageDataModule", dm, slices=1))
         others = [

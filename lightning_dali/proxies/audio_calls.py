@@ -7,11 +7,11 @@ torchaudio's own `forward`: under the same seed the same masks come out. Arithme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchaudio import transforms as T
 
 from lightning_dali.proxies import audio_modules as own
@@ -112,6 +112,33 @@ def _walk(module: Any, state: AudioState) -> tuple[list[AudioCall], AudioState]:
     return [call], AudioState(call.shape, call.sample_rate, state.features or type(module) in _MAKE_FEATURES)
 
 
+DRAWING = frozenset(
+    {T.SpeedPerturbation, T.FrequencyMasking, T.TimeMasking, T.SpecAugment, own.Dither, own.RandomNoise}
+)
+"""The modules that draw."""
+
+
+def record_run(modules: Sequence[Any], state: AudioState) -> tuple[list[tuple[AudioCall, Tensor | None]], AudioState]:
+    """Records modules in turn until one has to be run itself, or is none of the vocabulary.
+
+    Returns:
+        For each that was recorded its call, and the generator's state before it where it drew; and the state after them.
+    """
+    recorded: list[tuple[AudioCall, Tensor | None]] = []
+    for module in modules:
+        if type(module) not in _RECORDERS:
+            break
+        before = torch.random.get_rng_state() if type(module) in DRAWING else None
+        try:
+            (call,), state = _walk(module, state)
+        except NotRecordable:
+            if before is not None:
+                torch.random.set_rng_state(before)
+            break
+        recorded.append((call, before if call.drawn else None))
+    return recorded, state
+
+
 def _parts(module: Any) -> list[Any] | None:
     """What a container applies in turn; None for anything else."""
     if module is None or type(module) is nn.Identity:
@@ -132,7 +159,7 @@ def _require_features(module: Any, state: AudioState) -> None:
 
 
 def _call(module: Any, state: AudioState, drawn: Mapping[str, Any] | None = None, **changes: Any) -> AudioCall:
-    after = state._replace(**changes)
+    after = state._replace(**changes) if changes else state
     return AudioCall(type(module).__name__, settings_of(module), drawn or {}, after.shape, after.sample_rate)
 
 
@@ -200,7 +227,8 @@ def _trim(module: own.TrimSilence, state: AudioState) -> AudioCall:
 
 def _spectrogram(module: Any, state: AudioState) -> AudioCall:
     _require_wave(module, state)
-    settings, length = dict(settings_of(module)), state.shape[-1]
+    config, length = settings_of(module), state.shape[-1]
+    settings = dict(config)
     n_fft, pad = settings["n_fft"], settings["pad"]
     frames = frame_count(length, n_fft, settings["hop_length"], pad, settings["center"])
     if length is not None:
@@ -210,7 +238,7 @@ def _spectrogram(module: Any, state: AudioState) -> AudioCall:
     bins = settings.get("n_mfcc") or settings.get("n_mels")
     if bins is None:
         bins = n_fft // 2 + 1 if settings["onesided"] else n_fft
-    return _call(module, state, shape=(*state.shape[:-1], bins, frames))
+    return AudioCall(type(module).__name__, config, {}, (*state.shape[:-1], bins, frames), state.sample_rate)
 
 
 def _mel_scale(module: T.MelScale, state: AudioState) -> AudioCall:

@@ -16,7 +16,7 @@ from torch import nn
 from torchaudio import transforms as T
 
 from lightning_dali.proxies.audio import ProxyAudio, Replay
-from lightning_dali.proxies.audio_calls import AudioCall, NotRecordable, record_module
+from lightning_dali.proxies.audio_calls import AudioCall, NotRecordable, record_module, record_run
 from lightning_dali.proxies.audio_settings import _interned
 from lightning_dali.proxies.audio_shapes import resampled_length
 
@@ -57,11 +57,39 @@ def _sequence(module: nn.Sequential, value: Any) -> Any:
     """`nn.Sequential`, where `Speed` hands on its waveform only."""
     if module._forward_hooks or module._forward_pre_hooks:
         return NotImplemented
-    for part in module:
+    parts = list(module)
+    while parts:
+        if isinstance(value, ProxyAudio) and value.source.result is None:
+            value, done = _record_run(parts, value)
+            parts = parts[done:]
+            if not parts:
+                break
+        part = parts.pop(0)
         value = part(value)
         if type(part) in _SPEED and isinstance(value, tuple):
             value = value[0]
     return value
+
+
+_ONE_BY_ONE = (*_SPEED, T.Resample)
+"""Modules whose call does more than to be recorded (`_speed_lengths`, `audio_capture._check_rate`)."""
+
+
+def _record_run(parts: Sequence[nn.Module], proxy: ProxyAudio) -> tuple[ProxyAudio, int]:
+    """Records as many of the first modules as can be at once; the proxy after them, and how many they were."""
+    stop = next((i for i, part in enumerate(parts) if type(part) in _ONE_BY_ONE), len(parts))
+    recorded, state = record_run(parts[:stop], proxy.state)
+    if not recorded:
+        return proxy, 0
+    replays = [Replay(part, before) for part, (_, before) in zip(parts, recorded, strict=False)]
+    after = proxy.make(
+        proxy.source,
+        calls=(*proxy.calls, *(call for call, _ in recorded)),
+        replays=(*proxy.replays, *replays),
+        state=state,
+        flat=proxy.flat,
+    )
+    return after, len(recorded)
 
 
 def _speed_lengths(proxy: ProxyAudio, lengths: Any) -> Any:

@@ -38,7 +38,42 @@ def settings_of(module: nn.Module) -> Config:
         NotRecordable: When its settings do not say all (a complex spectrogram, filters of its own, a rare padding
             mode).
     """
-    return _interned(tuple(sorted(_settings(module).items())))
+    values = _values(module)
+    known = _known.get(module)
+    if known is None or known[0] != values:
+        known = _known[module] = (values, _interned(tuple(sorted(_settings(module).items()))))
+    return known[1]
+
+
+class _Itself:
+    """Equal to what holds the same object, which it keeps alive: a number alone could be another one's by then."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.held is self.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
+_known: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], Config]] = WeakKeyDictionary()
+"""Settings by what they were made of: a sample's calls ask for the same ones again and again."""
+
+
+def _values(module: Any) -> tuple[Any, ...]:
+    """All that the settings of a module depend on, cheap to compare."""
+    kind = type(module)
+    values = tuple([getattr(module, name) for name in _ATTRIBUTES.get(kind, ())])
+    if kind is T.Spectrogram or kind is T.MelScale:
+        buffer = module.window if kind is T.Spectrogram else module.fb
+        return (*values, _Itself(buffer), buffer._version)
+    if kind is T.MelSpectrogram:
+        return (*_values(module.spectrogram), *_values(module.mel_scale))
+    if kind is T.MFCC:
+        return (*values, module.norm, *_values(module.MelSpectrogram))
+    return values
 
 
 def config_of(module: nn.Module) -> dict[str, Any]:
