@@ -192,7 +192,9 @@ def _fixed_point(matrices: Array, size: tuple[int, int], device: torch.device) -
     fixed = torch.from_numpy(np.floor(half * 65536.0 + 0.5).astype(np.int64)).to(device, non_blocking=True)
     a, b, c, d, e, f = fixed.view(-1, 6, 1, 1).unbind(1)
     ys, xs = torch.arange(size[0], device=device).view(-1, 1), torch.arange(size[1], device=device)
-    return (a * xs + (b * ys + c)).bitwise_right_shift_(16), (d * xs + (e * ys + f)).bitwise_right_shift_(16)
+    planes = (torch.addcmul(torch.addcmul(start, y, ys), x, xs) for x, y, start in ((a, b, c), (d, e, f)))
+    columns, lines = (plane.bitwise_right_shift_(16) for plane in planes)
+    return columns, lines
 
 
 def perspective(x: Tensor, rows: Arguments) -> Tensor:
@@ -223,10 +225,17 @@ def _fill(fill: Any, x: Tensor) -> Tensor:
 def _nearest(x: Tensor, columns: Tensor, lines: Tensor, fill: Any) -> Tensor:
     """Looks pixels up; `fill` where there are none."""
     batch, channels, height, width = x.shape
-    inside = (columns >= 0) & (columns < width) & (lines >= 0) & (lines < height)
-    index = (lines * width).add_(columns).masked_fill_(~inside, 0).view(batch, 1, -1).expand(-1, channels, -1)
+    column, line = columns.clamp(0, width - 1), lines.clamp(0, height - 1)
+    inside = (column == columns).logical_and_(line == lines)
+    index = line.mul_(width).add_(column).view(batch, 1, -1).expand(-1, channels, -1)
     found = x.reshape(batch, channels, -1).gather(2, index).view(batch, channels, *inside.shape[-2:])
-    return torch.where(inside.unsqueeze(1), found, _fill(fill, x))
+    return _where(inside.unsqueeze(1), found, fill)
+
+
+def _where(inside: Tensor, found: Tensor, fill: Any) -> Tensor:
+    """`found`, and `fill` outside; black needs no copy to the device."""
+    black = fill is None or not any(fill if isinstance(fill, (list, tuple)) else [fill])
+    return found.mul_(inside) if black else torch.where(inside, found, _fill(fill, found))
 
 
 def _sample(x: Tensor, from_x: Tensor, from_y: Tensor, row: Any) -> Tensor:
@@ -237,7 +246,7 @@ def _sample(x: Tensor, from_x: Tensor, from_y: Tensor, row: Any) -> Tensor:
     out = nnf.grid_sample(x.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
     # the four weights of a flat area add up to a little under one here, to exactly one in Pillow
     levels = out.add_(1 / 512).to(torch.uint8)
-    return torch.where(inside.unsqueeze(1), levels, _fill(row["fill"], x))
+    return _where(inside.unsqueeze(1), levels, row["fill"])
 
 
 def resize(x: Tensor, rows: Arguments) -> Tensor:
