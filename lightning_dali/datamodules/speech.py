@@ -82,7 +82,7 @@ class SpeechDataModule(BaseDataModule):
         prefetch: int | None = 2,
         multiprocessing_context: str | None = None,
         persistent_workers: bool = True,
-        depth: int = 3,
+        depth: int = 4,
         watchdog_seconds: float = 60.0,
     ) -> None:
         shared = sort_arguments(locals(), own=("sample_rate", "max_seconds", "bucket_by_length", "length_cache"))

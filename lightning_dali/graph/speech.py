@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 PIPELINES = 2
-"""By turns where there is a GPU: while one decodes the last long rows of its batch, threads that have nothing left begin the
-other's. Without a GPU what follows needs those cores."""
+"""By turns where there is a GPU, with half of the threads each: while one decodes the last long rows of its batch, the other's threads
+all have work. Without a GPU what follows needs those cores."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,10 @@ class SpeechExecutor:
         """Pipelines, the one to be fed next first."""
         self._busy: deque[Any] = deque()
         """Those that were fed, as often as they were, oldest first."""
-        for _ in range(PIPELINES if device.index is not None else 1):
-            pipeline: Any = new_pipeline(device, max_batch_size=max_batch_size)
+        number = PIPELINES if device.index is not None else 1
+        for _ in range(number):
+            share = replace(device, num_threads=math.ceil(device.num_threads / number))
+            pipeline: Any = new_pipeline(share, max_batch_size=max_batch_size)
             with pipeline:
                 data = fn.external_source(name="data", device="cpu", no_copy=True)
                 audio, _ = fn.decoders.audio(data, device="cpu", dtype=types.FLOAT)

@@ -30,7 +30,7 @@ LACKS = {  # options without a meaning there
 DEFAULTS = {  # other than `Options`' own
     ImageDataModule: {},
     VideoDataModule: {"batch_size": 8, "num_threads": None, "depth": 3},
-    SpeechDataModule: {"num_threads": None, "depth": 3},
+    SpeechDataModule: {"num_threads": None, "depth": 4},
     MultiModalDataModule: {"batch_size": 32, "num_threads": None, "depth": 3},
     DALIDataModule: {"ragged": "list"},
 }
