@@ -75,6 +75,14 @@ def cli(*args: str, run: bool = False) -> LightningCLI:
     )  # fmt: skip
 
 
+def test_lightning_cli_explains_every_datamodules_options(argv: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli("--data.help", "lightning_dali.VideoDataModule")
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Finished batches that wait on the device for the model" in told  # said by ImageDataModule
+    assert "Which frames make a clip in training" in told
+
+
 def test_lightning_cli_prints_and_reads_its_own_config(
     argv: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,9 +6,10 @@ Every leaf spells out its keywords, for editors, Hydra and LightningCLI; what be
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.options import Options
@@ -36,3 +37,34 @@ def sort_arguments(given: Mapping[str, Any], *, own: tuple[str, ...] = ()) -> di
         )
     options = Options(**{name: given[name] for name in names & _OPTIONS})
     return {"options": options, **{name: given[name] for name in names & _BASE}}
+
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def explained_by(other: type) -> Callable[[Kind], Kind]:
+    """Adds to a class's docstring what the other's says of the arguments that its own leaves out.
+
+    They are written once, and LightningCLI's ``--help``, which reads docstrings, shows them for every datamodule.
+    """
+
+    def explain(kind: Kind) -> Kind:
+        if kind.__doc__ and other.__doc__:  # python -OO has none
+            own, known = inspect.cleandoc(kind.__doc__), _argument_texts(other.__doc__)
+            missing = [
+                known[name]
+                for name in inspect.signature(kind).parameters
+                if name in known and name not in _argument_texts(own)
+            ]
+            before, raises, after = own.partition("\n\nRaises:")
+            kind.__doc__ = "\n".join([before, *missing]) + raises + after
+        return kind
+
+    return explain
+
+
+def _argument_texts(docstring: str) -> dict[str, str]:
+    """The entries of a docstring's `Args` section, by name, as they stand there."""
+    _, _, section = inspect.cleandoc(docstring).partition("\nArgs:\n")
+    entries = re.split(r"^(?=    \w+: )", section.partition("\n\n")[0], flags=re.MULTILINE)
+    return {entry.split(":")[0].strip(): entry.rstrip() for entry in entries if entry.strip()}

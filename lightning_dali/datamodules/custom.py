@@ -13,9 +13,10 @@ import torch
 from torch.utils.data import Dataset
 
 from lightning_dali import environment
-from lightning_dali.datamodules.arguments import sort_arguments
+from lightning_dali.datamodules.arguments import explained_by, sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.datasets import Datasets, check_dataset
+from lightning_dali.datamodules.image import ImageDataModule
 from lightning_dali.datamodules.plain import plain
 from lightning_dali.fetch import Fetcher
 from lightning_dali.graph.custom import PipelineDefinition, PipelineEntry
@@ -33,6 +34,7 @@ Pipelines = Any
 """A `@pipeline_def` function or a `Pipeline`; or a mapping of names to them."""
 
 
+@explained_by(ImageDataModule)
 class DALIDataModule(BaseDataModule):
     """Trains on any DALI pipeline, fed from a dataset in worker processes.
 

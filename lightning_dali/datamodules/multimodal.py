@@ -11,12 +11,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from lightning_dali.datamodules.arguments import sort_arguments
+from lightning_dali.datamodules.arguments import explained_by, sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.datasets import Datasets
+from lightning_dali.datamodules.image import ImageDataModule
 from lightning_dali.datamodules.plain import check_transform, plain
 from lightning_dali.datamodules.speech import check_positive
-from lightning_dali.datamodules.video import DECODERS, LAYOUTS, clips_by_stage, on_device, per_clip
+from lightning_dali.datamodules.video import DECODERS, LAYOUTS, VideoDataModule, clips_by_stage, on_device, per_clip
 from lightning_dali.failures import check_choice
 from lightning_dali.fetch import Modality
 from lightning_dali.graph.spec import Device
@@ -40,6 +41,8 @@ _OF_KIND = {
 Transforms = Mapping[str, Callable[[Any], Any]] | None
 
 
+@explained_by(ImageDataModule)
+@explained_by(VideoDataModule)
 class MultiModalDataModule(BaseDataModule):
     """Trains on samples that hold media of several kinds: a picture and what is said about it, a video and its sound.
 

@@ -9,15 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_dali import environment
-from lightning_dali.datamodules.arguments import sort_arguments
+from lightning_dali.datamodules.arguments import explained_by, sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.datasets import Datasets
+from lightning_dali.datamodules.image import ImageDataModule
 from lightning_dali.graph.spec import Device
 from lightning_dali.modalities.audio import AudioModality
 from lightning_dali.modalities.durations import dataset_durations
 from lightning_dali.sampling import DurationPlan, Plan, Shard
 
 
+@explained_by(ImageDataModule)
 class SpeechDataModule(BaseDataModule):
     """Trains on features made on the GPU from an unmodified audio dataset.
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_dali import environment
-from lightning_dali.datamodules.arguments import sort_arguments
+from lightning_dali.datamodules.arguments import explained_by, sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.clips import PerClip, StreamOfClips, count_clips
 from lightning_dali.datamodules.datasets import Datasets
+from lightning_dali.datamodules.image import ImageDataModule
 from lightning_dali.failures import check_choice
 from lightning_dali.graph.spec import Device
 from lightning_dali.loader import Loader
@@ -26,6 +27,7 @@ DECODERS = ("auto", "nvdec", "dali", "cpu")
 LAYOUTS = ("TCHW", "CTHW")
 
 
+@explained_by(ImageDataModule)
 class VideoDataModule(BaseDataModule):
     """Trains on clips of videos from an unmodified dataset of files.
 

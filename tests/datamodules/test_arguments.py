@@ -6,6 +6,7 @@ import inspect
 from dataclasses import fields
 from typing import Any
 
+import docstring_parser  # jsonargparse's
 import pytest
 
 from lightning_dali.datamodules import (
@@ -86,3 +87,19 @@ def test_an_argument_that_nothing_reads_is_refused() -> None:
 
     with pytest.raises(TypeError, match="Misspelled has arguments that nothing reads: shufle. Allowed are the fields"):
         Misspelled()
+
+
+@pytest.mark.parametrize("kind", list(DEFAULTS), ids=lambda kind: kind.__name__)
+def test_every_argument_is_explained(kind: type) -> None:
+    """To `--help` too, which reads docstrings, and once: what a leaf says itself stands."""
+    said = docstring_parser.parse(inspect.getdoc(kind) or "").params
+    assert sorted(one.arg_name for one in said) == sorted(inspect.signature(kind).parameters)
+    assert all(one.description for one in said)
+
+
+def test_a_leaf_says_itself_what_is_different_for_it() -> None:
+    said = {
+        one.arg_name: one.description for one in docstring_parser.parse(inspect.getdoc(SpeechDataModule) or "").params
+    }
+    assert "decode audio" in str(said["num_threads"])
+    assert str(said["seed"]).startswith("Of every order and draw")
