@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from lightning_dali.graph.color import normalize_
-from lightning_dali.graph.pillow_itself import run_pillow
+from lightning_dali.graph.pillow_itself import pays_with_pillow, run_pillow
 from lightning_dali.graph.plan import TailStep
 from lightning_dali.graph.tail import apply_alike
 
@@ -28,7 +28,7 @@ def run_tail(rows: Rows, steps: Sequence[TailStep], *, channels_last: bool = Fal
     Returns:
         A tensor when the results have one size and dtype, else a list.
     """
-    if rows[0].device.type == "cpu" and rows[0].dtype == torch.uint8 and rows[0].ndim == 3:
+    if pays_with_pillow(rows):
         rows, steps = run_pillow(rows, steps, channels_last=channels_last)
     picked = _upload_rows(steps, rows[0].device) if steps else []
     given = rows

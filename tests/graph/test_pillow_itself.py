@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
+from lightning_dali.graph import pillow_itself
 from lightning_dali.graph.functionals import pillow_name
 from lightning_dali.graph.plan import plan_tail
 from lightning_dali.graph.run import run_tail
@@ -36,6 +37,12 @@ AFTER: list[tuple[str, dict[str, Any]]] = [
     ("to_dtype", {"dtype": torch.float32, "scale": True}),
     ("normalize", {"mean": [0.5], "std": [0.2]}),
 ]
+
+
+@pytest.fixture(autouse=True)
+def images_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These are small, so that they are quick; Pillow is for large ones."""
+    monkeypatch.setattr(pillow_itself, "FEWEST_PIXELS", 37 * 53)
 
 
 def as_torchvision(image: Image.Image, calls: list[tuple[str, dict[str, Any]]]) -> torch.Tensor:
@@ -91,3 +98,12 @@ def as_pil(image: Image.Image, calls: list[tuple[str, dict[str, Any]]]) -> Image
         result = getattr(F, name)(result, **kwargs)
     assert isinstance(result, Image.Image)
     return result
+
+
+def test_small_images_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = torch.zeros((2, 3, 37, 53), dtype=torch.uint8)
+    assert pillow_itself.pays_with_pillow(batch) and pillow_itself.pays_with_pillow([*batch])
+    assert not pillow_itself.pays_with_pillow(batch.float())
+    monkeypatch.setattr(pillow_itself, "FEWEST_PIXELS", 37 * 53 + 1)
+    assert not pillow_itself.pays_with_pillow(batch)
+    assert pillow_itself.pays_with_pillow([batch[0], torch.zeros((3, 40, 60), dtype=torch.uint8)])
