@@ -26,6 +26,19 @@ def photos(folder: str = "", n: int = 8, batch_size: int = 4, num_workers: int =
     return ImageDataModule(train_dataset=images, batch_size=batch_size, num_workers=num_workers, device="cpu")
 
 
+class TwoViews(IndexedImages):
+    """Two draws of one file, as for contrastive learning."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0], super().__getitem__(index)[0]
+
+
+def two_views(folder: str) -> ImageDataModule:
+    crop = v2.Compose([v2.RandomResizedCrop(32), v2.ToImage()])
+    images = TwoViews(make_photos(folder, 4, sizes=((60, 80),)), crop)
+    return ImageDataModule(train_dataset=images, batch_size=4, num_workers=0, device="cpu")
+
+
 def nothing() -> int:
     return 3
 

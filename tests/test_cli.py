@@ -111,6 +111,17 @@ def test_compare_would_notice_another_draw(tmp_path: Path, monkeypatch: pytest.M
     assert float(note.split("result is ")[1].split(" levels")[0]) > 5
 
 
+def test_compare_shows_torchvisions_picture_of_every_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dm = cli_sources.two_views(str(tmp_path))
+    beside: list[str] = []
+    tile = draw.Tile
+    monkeypatch.setattr(draw, "Tile", lambda pixels, words: beside.append(words) or tile(pixels, words))
+    (note,) = preview(dm.stage_loaders()[0], count=2, compare=True).notes
+    assert [words for words in beside if words.startswith("torchvision")] == ["torchvision", "torchvision, 1"] * 2
+    assert sum(words.startswith("difference") for words in beside) == 4
+    assert 0 <= float(note.split("result is ")[1].split(" levels")[0]) < 1
+
+
 def test_preview_draws_boxes_masks_and_labels(tmp_path: Path) -> None:
     dm = cli_sources.detection(tmp_path)
     sheet = np.asarray(preview(dm.stage_loaders()[0], count=1).image).astype(int)

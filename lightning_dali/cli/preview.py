@@ -242,16 +242,35 @@ def _classes(dataset: Any) -> list[str]:
 def _compared(
     shown: _Shown, loader: Loader, epoch: int, index: int, row: int, apart: list[np.ndarray[Any, Any]], notes: list[str]
 ) -> list[draw.Tile]:
-    """Torchvision's picture, and how far it is away."""
-    name = shown.media[0]
+    """Torchvision's pictures, and how far they are away."""
     if is_stream(loader.dataset):
         notes.append("compare: a stream cannot be asked for the same sample again.")
         return []
-    if _kind(shown.fields[name]) != "image":
-        notes.append(f"compare: only images have a reference; field {name!r} is a {_kind(shown.fields[name])}.")
+    images = [name for name in shown.media if _kind(shown.fields[name]) == "image"]
+    for name in shown.media:
+        if name not in images:
+            notes.append(f"compare: only images have a reference; field {name!r} is a {_kind(shown.fields[name])}.")
+    if not images:
         return []
     found = {field_name(path): leaf for path, leaf in leaves(plain_sample(loader.fetcher, epoch, index))}
-    theirs = found.get(name)
+    tiles: list[draw.Tile] = []
+    for name in images:
+        words = "torchvision" if name == shown.media[0] else f"torchvision, {name}"
+        tiles += _beside(shown, name, found.get(name), words, (row, index), apart, notes)
+    return tiles
+
+
+def _beside(
+    shown: _Shown,
+    name: str,
+    theirs: Any,
+    words: str,
+    sample: tuple[int, int],
+    apart: list[np.ndarray[Any, Any]],
+    notes: list[str],
+) -> list[draw.Tile]:
+    """One image of torchvision's, and the difference; `sample` is its row and its index."""
+    row, index = sample
     if not isinstance(theirs, torch.Tensor):
         if theirs is None:
             notes.append(f"compare: the dataset's own samples have no field {name!r} (a collate_fn made it?).")
@@ -261,7 +280,7 @@ def _compared(
     pixels, ours = draw.picture(theirs, shown.normalised.get(name)), shown.pixels(name, row)
     if pixels.shape != ours.shape:
         notes.append(f"compare: sample {index} is {ours.shape[:2]} here and {pixels.shape[:2]} in torchvision.")
-        return [draw.Tile(pixels, "torchvision")]
+        return [draw.Tile(pixels, words)]
     apart.append(np.abs(pixels.astype(np.int16) - ours.astype(np.int16)))
-    words = f"difference x 16\nmean {apart[-1].mean():.2f}, max {apart[-1].max()}"
-    return [draw.Tile(pixels, "torchvision"), draw.Tile(draw.difference(ours, pixels), words)]
+    told = f"difference x 16\nmean {apart[-1].mean():.2f}, max {apart[-1].max()}"
+    return [draw.Tile(pixels, words), draw.Tile(draw.difference(ours, pixels), told)]
