@@ -194,7 +194,7 @@ def parameters(name: str) -> frozenset[str]:
 
 
 def per_sample_params(name: str) -> frozenset[str]:
-    """The arguments that may differ between samples of one batched group; all others are part of `group_key`."""
+    """The arguments that may differ between samples of one batched group; all others are part of its key (`bound_call`)."""
     batched = BATCHED.get(canonical_name(name))
     return frozenset(batched.per_sample) if batched is not None else frozenset()
 
@@ -208,19 +208,13 @@ def merge_family(name: str) -> str:
     return f"warp{kind}" if name.removesuffix(PILLOW) in ("affine", "rotate") else name
 
 
-def group_key(name: str, kwargs: Kwargs) -> Key:
-    """Samples whose keys are equal run together. Its first element is the functional that runs.
+def bound_call(name: str, kwargs: Kwargs) -> tuple[Key, dict[str, Any]]:
+    """A call's key, and its arguments with torchvision's defaults filled in: what `plan.plan_tail` needs.
 
     Args:
-        name: A functional's name, or ``"warp"`` with the functional's name in ``kwargs["_call"]``.
+        name: A functional's name, or a family's with the functional's name in ``kwargs["_call"]``.
         kwargs: Its arguments after the image.
     """
-    name = canonical_name(name)
-    return _row_key(name, _bind(name, kwargs))
-
-
-def bound_call(name: str, kwargs: Kwargs) -> tuple[Key, dict[str, Any]]:
-    """A call's `group_key`, and its arguments with torchvision's defaults filled in: what `plan.plan_tail` needs."""
     name = canonical_name(name)
     row = _bind(name, kwargs)
     key = _row_key(name, row)

@@ -275,7 +275,7 @@ def plan_tail(tails: Sequence[Sequence[Call]]) -> list[TailStep]:
     still being augmented, and runs once.
 
     Args:
-        tails: The calls of each row, by the names of their families (`tail.merge_family`).
+        tails: The calls of each row, by the names of their families (`functionals.merge_family`).
     """
     keyed = [[bound_call(*call) for call in calls] for calls in tails]
     at = [0] * len(keyed)

@@ -28,15 +28,22 @@ def run_tail(rows: Rows, steps: Sequence[TailStep], *, channels_last: bool = Fal
     Returns:
         A tensor when the results have one size and dtype, else a list.
     """
+    given = rows
     if pays_with_pillow(rows):
         rows, steps = run_pillow(rows, steps, channels_last=channels_last)
     picked = _upload_rows(steps, rows[0].device) if steps else []
-    given = rows
     for step, indices in zip(steps, picked, strict=True):
-        rows = _step(rows, step, indices, own=rows is not given)
+        rows = _step(rows, step, indices, own=not _shares_memory(rows, given))
     if isinstance(rows, list):
         rows = _joined(rows)
     return in_format(rows, channels_last=channels_last)
+
+
+def _shares_memory(rows: Rows, given: Rows) -> bool:
+    """Whether writing into `rows` could change what was given: some functionals (crop) answer with a view."""
+    if isinstance(rows, list) or isinstance(given, list):
+        return isinstance(rows, list)  # a tensor made of a list is a stack of copies
+    return rows.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
 
 
 def in_format(rows: Rows, *, channels_last: bool) -> Rows:

@@ -8,7 +8,8 @@ torchvision's tensor kernels, in a few kernel launches. Three ways, chosen by `f
 - where torchvision's own kernel serves equal arguments as well (``equal=True``), it is called once for them;
 - any other functional is called once for all samples with equal arguments (torchvision's kernels take a batch).
 
-Samples that fit none together are run group by group. `group_key`, which the worker uses too, says what fits together.
+Samples that fit none together are run group by group. The keys of `functionals.bound_call`, which the
+worker uses too, say what fits together.
 """
 
 from __future__ import annotations

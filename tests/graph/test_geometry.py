@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from lightning_dali.graph import geometry
-from lightning_dali.graph.functionals import arguments, group_key, merge_family
+from lightning_dali.graph.functionals import arguments, bound_call, merge_family
 from lightning_dali.graph.tail import apply_call
 
 Size = tuple[int, int]
@@ -168,7 +168,7 @@ def test_affine_and_rotate_share_a_warp(device: str) -> None:
     calls[2] = ("rotate", {"angle": 33.0, "interpolation": MODES[1]})
     assert {merge_family(name) for name, _ in calls} == {"warp"}
     mixed = [{**kwargs, "_call": name} for name, kwargs in calls]
-    assert group_key("warp", mixed[1]) == group_key("warp", mixed[2]) != group_key("warp", mixed[0])
+    assert bound_call("warp", mixed[1])[0] == bound_call("warp", mixed[2])[0] != bound_call("warp", mixed[0])[0]
     want = torch.cat([alone(name, x[i : i + 1], [kwargs]) for i, (name, kwargs) in enumerate(calls)])
     check(apply_call("warp", x.to(device), mixed), want, levels=1)
 

@@ -11,8 +11,11 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from lightning_dali.graph.functionals import canonical_name, group_key, merge_family, per_sample_params
+from lightning_dali.graph.functionals import bound_call, canonical_name, merge_family, per_sample_params
+from lightning_dali.graph.plan import plan_tail
+from lightning_dali.graph.run import run_tail
 from lightning_dali.graph.tail import apply_call, apply_ragged
+from lightning_dali.proxies.calls import Call
 
 MATRIX = {"translate": [1, 0], "scale": 1.1, "shear": [2.0, 0.0]}
 CORNERS = [[0, 0], [10, 0], [10, 8], [0, 8]]
@@ -117,7 +120,7 @@ def test_a_batch_is_what_torchvision_makes_of_each(name: str) -> None:
     for out, item in zip(apply_ragged(name, list(x), kwargs), want, strict=True):
         torch.testing.assert_close(out, item, atol=1e-5, rtol=1e-5)
     for one in kwargs:
-        key = group_key(name, one)
+        key = bound_call(name, one)[0]
         assert isinstance(key, tuple) and key[0] == name
         hash(key)
 
@@ -134,25 +137,30 @@ def test_items_of_different_sizes() -> None:
 def test_groups_are_run_apart_and_put_back_in_order() -> None:
     x = torch.rand(7, 3, 12, 12)
     kwargs = [{"angle": 15.0 * i, "fill": [None, 0.5, [0.1, 0.2, 0.3]][i % 3]} for i in range(7)]
-    assert len({group_key("rotate", one) for one in kwargs}) == 5  # three fills; 0 and 90 degrees
+    assert len({bound_call("rotate", one)[0] for one in kwargs}) == 5  # three fills; 0 and 90 degrees
     want = torch.stack([F.rotate(item, **one) for item, one in zip(x, kwargs, strict=True)])
     torch.testing.assert_close(apply_call("rotate", x, kwargs), want)
 
 
 def test_arguments_left_out_are_torchvisions_defaults() -> None:
-    assert group_key("rotate", {"angle": 3.0}) == group_key("rotate", {"angle": 4.0, "expand": False, "fill": None})
-    assert group_key("hflip", {}) == group_key("horizontal_flip", {}) == group_key("horizontal_flip_video", {})
-    assert group_key("resize", {"size": [4, 6]}) == group_key("resize", {"size": (4, 6), "antialias": True})
-    assert group_key("resize", {"size": [4, 6]}) != group_key("resize", {"size": [4, 7]})
-    assert group_key("to_dtype", {"dtype": torch.uint8}) != group_key("to_dtype", {})
-    assert group_key("normalize", {"mean": [1.0], "std": [1.0]}) != group_key("invert", {})
+    assert (
+        bound_call("rotate", {"angle": 3.0})[0]
+        == bound_call("rotate", {"angle": 4.0, "expand": False, "fill": None})[0]
+    )
+    assert (
+        bound_call("hflip", {})[0] == bound_call("horizontal_flip", {})[0] == bound_call("horizontal_flip_video", {})[0]
+    )
+    assert bound_call("resize", {"size": [4, 6]})[0] == bound_call("resize", {"size": (4, 6), "antialias": True})[0]
+    assert bound_call("resize", {"size": [4, 6]})[0] != bound_call("resize", {"size": [4, 7]})[0]
+    assert bound_call("to_dtype", {"dtype": torch.uint8})[0] != bound_call("to_dtype", {})[0]
+    assert bound_call("normalize", {"mean": [1.0], "std": [1.0]})[0] != bound_call("invert", {})[0]
 
 
 def test_what_has_no_hash_is_equal_to_itself_only() -> None:
     mean, std = torch.zeros(3), {"a": [1, {2}]}
-    key = group_key("normalize", {"mean": mean, "std": std})
-    assert key == group_key("normalize", {"mean": mean, "std": std})
-    assert key != group_key("normalize", {"mean": mean.clone(), "std": std})
+    key = bound_call("normalize", {"mean": mean, "std": std})[0]
+    assert key == bound_call("normalize", {"mean": mean, "std": std})[0]
+    assert key != bound_call("normalize", {"mean": mean.clone(), "std": std})[0]
     hash(key)
 
 
@@ -225,3 +233,21 @@ def test_the_host_never_waits_for_the_gpu(name: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
     for out, each in zip(got, (kwargs, kwargs[1:]), strict=True):
         torch.testing.assert_close(out.cpu(), apply_call(name, x, each), atol=1e-4, rtol=1e-4)
+
+
+CROP = ("crop", {"top": 1, "left": 1, "height": 8, "width": 8})
+
+
+@pytest.mark.parametrize("last", [("horizontal_flip", {}), ("normalize", {"mean": [0.5], "std": [0.2]})])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_was_given_is_not_written_into(rows: int, last: tuple[str, dict[str, Any]]) -> None:
+    """A crop is a view of it, and later steps write into what is theirs."""
+    given = torch.rand(2, 3, 10, 10, generator=torch.Generator().manual_seed(1))
+    before = given.clone()
+    tails = [[Call(*CROP), Call(*last)] if row < rows else [Call(*CROP)] for row in range(2)]
+    out = run_tail(given, plan_tail(tails))
+    assert torch.equal(given, before)
+    for item, source, tail in zip(out, given, tails, strict=True):
+        for name, kwargs in tail:
+            source = getattr(F, name)(source, **kwargs)
+        torch.testing.assert_close(item, source)
