@@ -50,13 +50,10 @@ def explained_by(other: type) -> Callable[[Kind], Kind]:
 
     def explain(kind: Kind) -> Kind:
         if kind.__doc__ and other.__doc__:  # python -OO has none
-            own, known = inspect.cleandoc(kind.__doc__), _argument_texts(other.__doc__)
-            missing = [
-                known[name]
-                for name in inspect.signature(kind).parameters
-                if name in known and name not in _argument_texts(own)
-            ]
-            before, raises, after = own.partition("\n\nRaises:")
+            own, known = _argument_texts(kind.__doc__), _argument_texts(other.__doc__)
+            names = inspect.signature(kind).parameters
+            missing = [known[name] for name in names if name in known and name not in own]
+            before, raises, after = inspect.cleandoc(kind.__doc__).partition("\n\nRaises:")
             kind.__doc__ = "\n".join([before, *missing]) + raises + after
         return kind
 

@@ -8,6 +8,8 @@ grids are evaluated without matrix products: those would round to TF32, a tenth 
 `torch.set_float32_matmul_precision("high")` is set. Nothing here waits for the device or writes into ``x``.
 """
 
+# Over 300 lines: a functional is a few lines, and those that sample share the grids.
+
 from __future__ import annotations
 
 import functools

@@ -85,7 +85,7 @@ class SpeechExecutor:
 
         self.device = device
         self._phases: deque[tuple[Any, Any, list[str]]] = deque()
-        self._idle: deque[Any] = deque()
+        self._turns: deque[Any] = deque()
         """Pipelines, the one to be fed next first."""
         self._busy: deque[Any] = deque()
         """Those that were fed, as often as they were, oldest first."""
@@ -100,7 +100,7 @@ class SpeechExecutor:
                 audio = audio.gpu() if device.index is not None else audio  # through DALI's own pinned memory
                 pipeline.set_outputs(fn.pad(audio, axes=(0,)), shapes)
             pipeline.build()
-            self._idle.append(pipeline)
+            self._turns.append(pipeline)
 
     def feed(self, lane: Lane) -> None:
         """Hands the encoded rows of one batch to DALI; returns at once."""
@@ -108,8 +108,8 @@ class SpeechExecutor:
 
         encoded = [blob for blob, plan in zip(lane.data, lane.heads, strict=True) if plan.result is None]
         if encoded:
-            pipeline = self._idle[0]
-            self._idle.rotate(-1)
+            pipeline = self._turns[0]
+            self._turns.rotate(-1)
             pipeline.feed_input("data", tensors(encoded))
             pipeline._run_once()  # `schedule_run` would wait for a full prefetch queue first
             self._busy.append(pipeline)
@@ -201,7 +201,7 @@ class SpeechExecutor:
         """Frees the pipeline."""
         self._report_phases(wait=True)
         self._busy.clear()
-        self._idle.clear()
+        self._turns.clear()
 
 
 class SpeechRows:
