@@ -114,12 +114,6 @@ def _walk(module: Any, state: AudioState) -> tuple[list[AudioCall], AudioState]:
     return [call], AudioState(call.shape, call.sample_rate, state.features or type(module) in _MAKE_FEATURES)
 
 
-DRAWING = frozenset(
-    {T.SpeedPerturbation, T.FrequencyMasking, T.TimeMasking, T.SpecAugment, own.Dither, own.RandomNoise}
-)
-"""The modules that draw."""
-
-
 def record_run(modules: Sequence[Any], state: AudioState) -> tuple[list[tuple[AudioCall, Tensor | None]], AudioState]:
     """Records modules in turn until one has to be run itself, or is none of the vocabulary.
 
@@ -130,12 +124,11 @@ def record_run(modules: Sequence[Any], state: AudioState) -> tuple[list[tuple[Au
     for module in modules:
         if type(module) not in _RECORDERS:
             break
-        before = torch.random.get_rng_state() if type(module) in DRAWING else None
+        before = torch.random.get_rng_state()
         try:
             (call,), state = _walk(module, state)
         except NotRecordable:
-            if before is not None:
-                torch.random.set_rng_state(before)
+            torch.random.set_rng_state(before)
             break
         recorded.append((call, before if call.drawn else None))
     return recorded, state
