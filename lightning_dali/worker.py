@@ -8,6 +8,7 @@ name in the file system, so there is nothing to leave behind, and no dependence 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import mmap
 import multiprocessing.reduction
@@ -23,6 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_dali.wire import write, write_small
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of `mallopt` in glibc's malloc.h."""
 
 
 @dataclass
@@ -164,6 +168,7 @@ def work(
     # not here, for ever (DALI 2.4). What was there before is never collected in this process.
     gc.freeze()
     gc.enable()
+    _keep_freed_memory()
     _leave_signals_to_the_rank()
     for other in others:
         with contextlib.suppress(OSError):
@@ -190,6 +195,17 @@ def work(
 
 def _nothing(task: None) -> None:
     """What is made of a task that nobody waits for any more."""
+
+
+def _keep_freed_memory() -> None:
+    """Lets glibc keep up to 256 MB that were freed: a batch's files are read into what the last batch's left.
+
+    By default it gives them back each time, and the kernel clears every page anew: a tenth to a fifth of what an image costs.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # no glibc here
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes; else setting one unsets the other's growth
 
 
 def _leave_signals_to_the_rank() -> None:

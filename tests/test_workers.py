@@ -5,6 +5,8 @@
 import contextlib
 import gc
 import os
+import platform
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -145,6 +147,21 @@ def test_freeing_twice_is_freeing_once() -> None:
     packed.free()
     packed.free()
     assert freed == [1]
+
+
+def faults_of_a_batch_of_files(task: BatchTask) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    files = [b"file" * (16 << 10) for _ in range(256)]
+    del files
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_a_worker_reads_into_memory_that_it_has_freed() -> None:
+    with pool_of(faults_of_a_batch_of_files, 1) as pool:
+        stream = pool.stream(tasks(6), ahead=1)
+        faults = [one.value for _ in range(6) if (one := stream.next(stop=never, timeout=20))]
+    assert max(faults[2:]) < 400, faults  # 16 MB are 4096 pages
 
 
 def test_a_slab_that_was_not_sent_is_free_again() -> None:
