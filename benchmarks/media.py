@@ -83,7 +83,7 @@ def write_speech(folder: Path, number: int) -> None:
 def write_all(write: Callable[[int], None], numbers: Iterable[int]) -> None:
     """Writes on every core."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(write, numbers, chunksize=8))
+        list(pool.map(write, numbers))
 
 
 def main() -> None:
