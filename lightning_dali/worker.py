@@ -205,7 +205,8 @@ def _keep_freed_memory() -> None:
     with contextlib.suppress(OSError, AttributeError):  # no glibc here
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes; else setting one unsets the other's growth
+        # The most that glibc takes: it no longer grows by itself once either is set.
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def _leave_signals_to_the_rank() -> None:
