@@ -27,6 +27,8 @@ CHUNK_BYTES = 1 << 29
 """Decoded frames that go through the graph at a time, at most: 16 clips of 16 frames at 1920x1080 are 1.6 GB."""
 CLOSE_SECONDS = 10.0
 """How long a graph that is closed waits for clips that are being decoded."""
+PIPELINES = 2
+"""Of DALI's own decoder, by turns: it takes up a batch when the one before is done, and the last clips of that leave NVDEC idle."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +89,18 @@ class VideoExecutor:
         from lightning_dali.graph.dali import new_pipeline
 
         self.spec, self.device = spec, device
-        self._pipeline = new_pipeline(device, max_batch_size=max_batch_size)
-        with self._pipeline:
-            frames = _decoded(spec, device)
-            sizes = [frames.shape()] if spec.decoder == "dali" else []
-            self._pipeline.set_outputs(stages(frames, spec.template, layout="FCHW"), *sizes)
-        self._pipeline.build()
+        self._turns: deque[Any] = deque()
+        """Pipelines, the one to be fed next first."""
+        self._busy: deque[Any] = deque()
+        """Those that were fed, as often as they were, oldest first."""
+        for _ in range(PIPELINES if spec.decoder == "dali" and device.index is not None else 1):
+            pipeline = new_pipeline(device, max_batch_size=max_batch_size)
+            with pipeline:
+                frames = _decoded(spec, device)
+                sizes = [frames.shape()] if spec.decoder == "dali" else []
+                pipeline.set_outputs(stages(frames, spec.template, layout="FCHW"), *sizes)
+            pipeline.build()
+            self._turns.append(pipeline)
         self._inputs = stage_inputs(spec.template)
         self._decoders: DecoderPool | None = None
         if spec.decoder == "nvdec":
@@ -109,17 +117,20 @@ class VideoExecutor:
             self._waiting.append([self._decoders.submit(job, packets) for job, packets in jobs])
             return
         if self.spec.decoder == "dali":
-            self._pipeline.feed_input("frames", [job.frames.astype(np.int32) for job in lane.heads])
+            self._turns[0].feed_input("frames", [job.frames.astype(np.int32) for job in lane.heads])
         self._run(lane, list(lane.data), range(len(lane)))
 
     def _run(self, lane: Lane, data: Any, rows: range) -> None:
         chosen = slice(rows.start, rows.stop)
-        self._pipeline.feed_input("data", data, **self._stream_of(data))
+        pipeline = self._turns[0]
+        pipeline.feed_input("data", data, **self._stream_of(data))
         for name in self._inputs:
             if name not in lane.inputs:
                 lane.inputs[name] = identity_input(name, lane.inputs)
-            self._pipeline.feed_input(name, lane.inputs[name][chosen])
-        self._pipeline._run_once()
+            pipeline.feed_input(name, lane.inputs[name][chosen])
+        pipeline._run_once()
+        self._turns.rotate(-1)
+        self._busy.append(pipeline)
 
     def _stream_of(self, data: Any) -> dict[str, Any]:
         if not isinstance(data, torch.Tensor):
@@ -141,7 +152,7 @@ class VideoExecutor:
     def _outputs(self, lane: Lane) -> Any:
         from lightning_dali.graph.dali import collect
 
-        frames, *sizes = collect(self._pipeline, self.device)
+        frames, *sizes = collect(self._busy.popleft(), self.device)
         for found in sizes:
             _check_sizes(found, lane.heads)
         return frames
@@ -177,7 +188,8 @@ class VideoExecutor:
         self._waiting.clear()
         wait(waiting, timeout=CLOSE_SECONDS)
         self._decoders = None
-        self._pipeline = None
+        self._busy.clear()
+        self._turns.clear()
 
 
 def _check_sizes(found: Any, jobs: list[ClipJob]) -> None:
