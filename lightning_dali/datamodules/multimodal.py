@@ -11,13 +11,22 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from lightning_dali import environment
 from lightning_dali.datamodules.arguments import explained_by, sort_arguments
 from lightning_dali.datamodules.base import BaseDataModule
 from lightning_dali.datamodules.datasets import Datasets
 from lightning_dali.datamodules.image import ImageDataModule
 from lightning_dali.datamodules.plain import check_transform, plain
 from lightning_dali.datamodules.speech import check_positive
-from lightning_dali.datamodules.video import DECODERS, LAYOUTS, VideoDataModule, clips_by_stage, on_device, per_clip
+from lightning_dali.datamodules.video import (
+    DECODERS,
+    LAYOUTS,
+    VideoDataModule,
+    clips_by_stage,
+    hardware_of,
+    on_device,
+    per_clip,
+)
 from lightning_dali.failures import check_choice
 from lightning_dali.fetch import Modality
 from lightning_dali.graph.spec import Device
@@ -64,6 +73,8 @@ class MultiModalDataModule(BaseDataModule):
             frame to the end of its last one (zeros where it has no sound). torchvision's video datasets, which have a place
             for sound, get it there. ``"audio"`` need not be among the `kinds` for it.
         sample_rate: See `SpeechDataModule`.
+        num_threads: DALI's CPU threads; None: three quarters of this rank's cores, 24 at most, where there is audio or DALI
+            decodes videos, else a quarter, from 2 to 8.
 
     Raises:
         ValueError: An option has a value that is not allowed or is for a kind that is not there, or a dataset is empty.
@@ -139,6 +150,15 @@ class MultiModalDataModule(BaseDataModule):
         video = self._members.get("video")
         with nullcontext() if video is None else video.scope():  # as in `VideoDataModule`
             return factory()
+
+    def _default_num_threads(self, device_index: int | None) -> int:
+        """As the datamodule of the medium that needs the most of them."""
+        dali_decodes = "audio" in self._members
+        if "video" in self._members and device_index is not None:
+            dali_decodes |= hardware_of(self._decoder, Device(device_index)) == "dali"
+        if dali_decodes:
+            return environment.default_decoding(self._trainer_or_none)[1]
+        return super()._default_num_threads(device_index)
 
     def _loader(self, name: str, dataset: Any, shard: Shard, device: Device, *, label: str) -> Loader:
         members = dict(self._members)

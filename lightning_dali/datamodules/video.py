@@ -119,7 +119,7 @@ class VideoDataModule(BaseDataModule):
 
     def _default_num_threads(self, device_index: int | None) -> int:
         """DALI's decoder takes a thread a clip, and each waits for NVDEC most of the time: 4 kept it busy for a half."""
-        if device_index is not None and _hardware(self._decoder, Device(device_index)) == "dali":
+        if device_index is not None and hardware_of(self._decoder, Device(device_index)) == "dali":
             return environment.default_decoding(self._trainer_or_none)[1]
         return super()._default_num_threads(device_index)
 
@@ -159,13 +159,21 @@ def on_device(video: VideoModality, decoder: str, device: Device, *, num_workers
     Raises:
         ValueError: The decoder is not there.
     """
-    hardware = _hardware(decoder, device)
+    hardware = hardware_of(decoder, device)
     share = decoder == "auto" and hardware is not None
     return replace(video, hardware=hardware, share=share, num_workers=num_workers)
 
 
-def _hardware(decoder: str, device: Device) -> str | None:
-    """What decodes on the device."""
+def hardware_of(decoder: str, device: Device) -> str | None:
+    """What decodes on the device: "nvdec", "dali", or None.
+
+    Args:
+        decoder: As for `VideoDataModule`.
+        device: This rank's.
+
+    Raises:
+        ValueError: It asks for what is not here.
+    """
     if device.index is None or decoder == "cpu":
         if decoder in ("nvdec", "dali") and device.index is None:
             raise ValueError(

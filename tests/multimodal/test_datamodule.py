@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchaudio import functional as F
 from torchvision.transforms import v2
 
-from lightning_dali import ClipSampler, MultiModalDataModule
+from lightning_dali import ClipSampler, MultiModalDataModule, VideoDataModule, environment
 from lightning_dali.audio import load_audio
 from tests.multimodal.samples import (
     CLIP,
@@ -407,6 +407,24 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no rate": ({"kinds": ["audio"], "sample_rate": 0}, ValueError, r"sample_rate is 0: it must be more than 0"),
     "no sampler": ({"kinds": ["video"], "clip": 16}, TypeError, r"clip is 16: expected a ClipSampler"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [
+        ({"kinds": ["image", "audio"]}, 12),
+        ({"kinds": ["video"], "decoder": "dali"}, 12),
+        ({"kinds": ["video"], "decoder": "cpu"}, 4),
+        ({"kinds": ["image"]}, 4),
+    ],
+)
+def test_threads_are_as_many_as_the_neediest_medium_has(
+    options: dict[str, Any], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "cores", lambda: 16)
+    assert MultiModalDataModule(**options)._default_num_threads(0) == threads
+    if options["kinds"] == ["video"]:
+        assert VideoDataModule(decoder=options["decoder"])._default_num_threads(0) == threads
 
 
 @pytest.mark.parametrize("name", REFUSED)
