@@ -1,4 +1,4 @@
-"""Audio as a lane's graph: DALI decodes on its CPU threads and pads on the device, torchaudio's arithmetic follows there.
+"""Audio as a lane's graph: it is decoded and padded (`speech_decode.py`), and torchaudio's arithmetic follows on the device.
 
 `SpeechSpec` and `RowPlan` are written in the worker; the rest runs in the rank's server thread.
 """
@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,8 @@ import torch
 from lightning_dali.graph.audio import apply_calls, opposite_phase
 from lightning_dali.graph.audio_rows import Rows, merge
 from lightning_dali.graph.spec import Device, Executor, LaneSpec
+from lightning_dali.graph.speech_decode import SpeechDecoder
+from lightning_dali.media import FlacInfo
 from lightning_dali.padded import Padded
 from lightning_dali.proxies.audio_calls import AudioCall
 
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
     from lightning_dali.wire import Lane
 
 logger = logging.getLogger(__name__)
-
-
-PIPELINES = 2
-"""By turns where there is a GPU, with half of the threads each: while one decodes the last long rows of its batch, the other's threads
-all have work. Without a GPU what follows needs those cores."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,8 @@ class SpeechSpec(LaneSpec):
     def describe(self) -> list[tuple[str, str]]:
         """What runs where."""
         return [
-            ("decode audio", "DALI, CPU"),
-            ("pad", "DALI, device"),
+            ("decode audio", "device (FLAC), else DALI, CPU"),
+            ("pad", "device"),
             *((step, "torch, device, batched") for step in self.steps),
         ]
 
@@ -66,64 +62,40 @@ class RowPlan:
     calls: tuple[AudioCall, ...]
     """What follows decoding."""
     num_channels: int
-    """C of what DALI decodes."""
+    """C of what is decoded."""
     num_samples: int
-    """S of what DALI decodes; 0 where there is a result."""
+    """S of what is decoded; 0 where there is a result."""
     flat: bool = False
     """Whether one channel is `(S,)`."""
     result: torch.Tensor | None = None
     """A finished tensor instead, from the worker."""
+    flac: FlacInfo | None = None
+    """Its header, where a GPU can decode it."""
 
 
 class SpeechExecutor:
-    """DALI pipelines for all audio of a batch, which take batches by turns."""
+    """Decodes all audio of a batch and runs what follows."""
 
     def __init__(self, device: Device, *, max_batch_size: int) -> None:
-        from nvidia.dali import fn, types
-
-        from lightning_dali.graph.dali import new_pipeline
-
         self.device = device
         self._phases: deque[tuple[Any, Any, list[str]]] = deque()
-        self._turns: deque[Any] = deque()
-        """Pipelines, the one to be fed next first."""
-        self._busy: deque[Any] = deque()
-        """Those that were fed, as often as they were, oldest first."""
-        number = PIPELINES if device.index is not None else 1
-        for _ in range(number):
-            share = replace(device, num_threads=math.ceil(device.num_threads / number))
-            pipeline: Any = new_pipeline(share, max_batch_size=max_batch_size)
-            with pipeline:
-                data = fn.external_source(name="data", device="cpu", no_copy=True)
-                audio, _ = fn.decoders.audio(data, device="cpu", dtype=types.FLOAT)
-                shapes = audio.shape()
-                audio = audio.gpu() if device.index is not None else audio  # through DALI's own pinned memory
-                pipeline.set_outputs(fn.pad(audio, axes=(0,)), shapes)
-            pipeline.build()
-            self._turns.append(pipeline)
+        self._decoder = SpeechDecoder(device, max_batch_size=max_batch_size)
 
     def feed(self, lane: Lane) -> None:
-        """Hands the encoded rows of one batch to DALI; returns at once."""
-        from lightning_dali.graph.dali import tensors
-
-        encoded = [blob for blob, plan in zip(lane.data, lane.heads, strict=True) if plan.result is None]
+        """Starts to decode the encoded rows of one batch; returns at once."""
+        encoded = _encoded(lane)
         if encoded:
-            pipeline = self._turns[0]
-            self._turns.rotate(-1)
-            pipeline.feed_input("data", tensors(encoded))
-            pipeline._run_once()  # `schedule_run` would wait for a full prefetch queue first
-            self._busy.append(pipeline)
+            self._decoder.feed([lane.data[row] for row in encoded], [lane.heads[row].flac for row in encoded])
 
     def collect(self, lane: Lane) -> SpeechRows:
         """The oldest batch."""
-        from lightning_dali.graph.dali import collect
-
         plans: list[RowPlan] = lane.heads
-        encoded = [row for row, plan in enumerate(plans) if plan.result is None]
+        encoded = _encoded(lane)
         waves: Any = []
         if encoded:
-            waves, shapes = collect(self._busy.popleft(), self.device)
-            _check_shapes([plans[row] for row in encoded], shapes)
+            waves, shapes = self._decoder.collect([lane.data[row] for row in encoded])
+            if shapes is not None:
+                _check_shapes([plans[row] for row in encoded], shapes)
         place = {row: number for number, row in enumerate(encoded)}
         chunks = []
         for members in _groups(plans, lambda plan: plan.field):
@@ -198,10 +170,9 @@ class SpeechExecutor:
                     )
 
     def close(self) -> None:
-        """Frees the pipeline."""
+        """Frees the pipelines."""
         self._report_phases(wait=True)
-        self._busy.clear()
-        self._turns.clear()
+        self._decoder.close()
 
 
 class SpeechRows:
@@ -231,6 +202,11 @@ class SpeechRows:
         lengths = padded.lengths[at]
         data = padded.data.index_select(0, at.to(padded.data.device, non_blocking=True))
         return Padded(data[..., : int(lengths.max())], lengths)
+
+
+def _encoded(lane: Lane) -> list[int]:
+    """Rows that are to be decoded."""
+    return [row for row, plan in enumerate(lane.heads) if plan.result is None]
 
 
 def _groups(plans: Sequence[RowPlan], key: Any, members: Sequence[int] | None = None) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from lightning_dali.media.audio import AudioHeader, cut_wav, probe_audio, read_audio_header
 from lightning_dali.media.audio_decode import check_finite, check_samples, decode_audio, downmix, encode_wav
+from lightning_dali.media.audio_flac import FlacInfo
 from lightning_dali.media.audio_wav import AudioError
 from lightning_dali.media.clips import Clip, ClipSampler
 from lightning_dali.media.errors import MediaError
@@ -26,6 +27,7 @@ __all__ = [
     "ClipSampler",
     "CutClip",
     "Encoded",
+    "FlacInfo",
     "ImageError",
     "ImageHeader",
     "IndexCache",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import av
 import soundfile
 
-from lightning_dali.media.audio_flac import last_sample, read_flac_info
+from lightning_dali.media.audio_flac import FlacInfo, last_sample, read_flac_info
 from lightning_dali.media.audio_wav import AudioError, Buffer, WavLayout, cut_layout, read_wav_layout
 
 _LINEAR = frozenset({"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"})
@@ -63,6 +63,8 @@ class AudioHeader:
     """The container's own idea of the length where `num_samples` is None."""
     wav: WavLayout | None = None
     """Where the samples lie, for WAV of fixed frame size: such a file can be cut without decoding."""
+    flac: FlacInfo | None = None
+    """STREAMINFO, for bare FLAC."""
 
     @property
     def duration_seconds(self) -> float | None:
@@ -171,7 +173,7 @@ def _flac_header(data: Buffer) -> AudioHeader:
     if info.num_samples and last_sample(data, info) != info.num_samples and not _soundfile_reads_end(data):
         raise AudioError(f"truncated FLAC: {info.num_samples} samples in the header, fewer in the file")
     codec = "PCM_S8" if info.bits == 8 else f"PCM_{info.bits}"
-    return AudioHeader("FLAC", codec, info.sample_rate, info.num_channels, info.num_samples or None)
+    return AudioHeader("FLAC", codec, info.sample_rate, info.num_channels, info.num_samples or None, flac=info)
 
 
 def _soundfile_reads_end(data: Buffer) -> bool:

@@ -29,6 +29,8 @@ class FlacInfo:
     """Samples in a frame of a stream of fixed block size."""
     audio_offset: int
     """Byte at which the first frame starts."""
+    fixed_blocks: bool = False
+    """Whether STREAMINFO and the first frame say that all frames have `block_size`, but for the last."""
 
 
 def read_flac_info(data: Buffer) -> FlacInfo:
@@ -44,11 +46,12 @@ def read_flac_info(data: Buffer) -> FlacInfo:
     sample_rate = packed >> 44
     if sample_rate == 0:
         raise AudioError("sample rate 0")
-    position, last = 4, False
+    position, last, kinds = 4, False, []
     while not last:
         if position + 4 > len(data):
             raise AudioError("truncated FLAC: metadata cut off")
         last = bool(data[position] & 0x80)
+        kinds.append(data[position] & 0x7F)
         position += 4 + int.from_bytes(data[position + 1 : position + 4], "big")
     return FlacInfo(
         sample_rate=sample_rate,
@@ -57,7 +60,14 @@ def read_flac_info(data: Buffer) -> FlacInfo:
         num_samples=packed & (1 << 36) - 1,
         block_size=block_size,
         audio_offset=position,
+        fixed_blocks=_has_fixed_blocks(data, kinds, position),
     )
+
+
+def _has_fixed_blocks(data: Buffer, kinds: list[int], audio_offset: int) -> bool:
+    """Whether the one STREAMINFO and the first frame say so."""
+    shortest, longest, sync = (bytes(data[at : at + 2]) for at in (8, 10, audio_offset))
+    return kinds[0] == 0 and kinds.count(0) == 1 and shortest == longest and sync == b"\xff\xf8"
 
 
 def last_sample(data: Buffer, info: FlacInfo) -> int | None:

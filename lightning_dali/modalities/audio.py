@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
+from lightning_dali.graph.flac import is_decodable
 from lightning_dali.graph.speech import RowPlan, SpeechSpec
 from lightning_dali.media import MediaError, clip_span, decode_sound
 from lightning_dali.modalities.shared import OfSources
@@ -222,7 +223,10 @@ def _plan(name: str, proxy: ProxyAudio) -> RowPlan:
         calls = (AudioCall("Window", (), {"start": start, "stop": stop}, shape, source.sample_rate), *calls)
         assert source.header is not None and source.header.num_samples is not None
         length = source.header.num_samples
-    return RowPlan(name, calls, source.num_channels, length, flat=proxy.flat)
+    flac = source.header.flac if source.encoded and source.header is not None else None
+    if flac is not None and not is_decodable(flac):
+        flac = None
+    return RowPlan(name, calls, source.num_channels, length, flat=proxy.flat, flac=flac)
 
 
 def _payload(source: AudioSource) -> np.ndarray:
