@@ -43,7 +43,8 @@ class SpeechDataModule(BaseDataModule):
         length_cache: Where lengths of files are kept; None: in the user's cache folder.
         num_workers: Processes that fetch; None: three eighths of this rank's cores, 8 at most; 0: in the training
             process.
-        num_threads: DALI's threads, which decode audio on the CPU; None: three quarters of this rank's cores, 24 at most.
+        num_threads: DALI's threads, which decode audio on the CPU (FLAC on a GPU needs none); None: three quarters of this
+            rank's cores, 24 at most.
         sampler: See `ImageDataModule`; not with length buckets.
         batch_sampler: See `ImageDataModule`; not with length buckets.
 
