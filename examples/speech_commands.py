@@ -127,13 +127,16 @@ class Words(L.LightningModule):
         self.log("accuracy", self.step(batch)[1], batch_size=len(batch[2]))
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), 2e-3)
+        optimizer = torch.optim.AdamW(self.parameters(), 4e-3)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--speakers", type=int, default=60)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--speakers", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--num-workers", type=int, default=1)
     options = parser.parse_args()
