@@ -15,6 +15,7 @@ from torchvision.transforms.v2 import functional as F
 
 from lightning_dali.graph import color, geometry, levels, pillow
 from lightning_dali.graph.arguments import Arguments
+from lightning_dali.proxies.calls import SharedArguments
 
 Kwargs = Mapping[str, Any]
 Kernel = Callable[[Tensor, Arguments], Tensor]
@@ -215,6 +216,11 @@ def bound_call(name: str, kwargs: Kwargs) -> tuple[Key, dict[str, Any]]:
         name: A functional's name, or a family's with the functional's name in ``kwargs["_call"]``.
         kwargs: Its arguments after the image.
     """
+    if isinstance(kwargs, SharedArguments):
+        known = kwargs.made.get(("bound", name))
+        if known is None:
+            known = kwargs.made["bound", name] = bound_call(name, dict(kwargs))
+        return known
     name = canonical_name(name)
     row = _bind(name, kwargs)
     key = _row_key(name, row)

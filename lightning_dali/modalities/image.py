@@ -26,6 +26,7 @@ from lightning_dali.graph.views import combine
 from lightning_dali.media import ImageError, encode_pnm
 from lightning_dali.modalities.shared import OfSources, finished_lane
 from lightning_dali.proxies import Call, ImageSource, ProxyImage, ProxyStack
+from lightning_dali.proxies.calls import SharedArguments, shared
 from lightning_dali.structure import leaves, map_leaves
 from lightning_dali.wire import Blobs, Lane
 
@@ -257,13 +258,18 @@ def _image_lane(items: Sequence[tuple[str, int, Any]], spec: ImageSpec, members:
 
 def families(tail: tuple[Call, ...]) -> list[Call]:
     """Calls that may share a kernel get its name (affine and rotate are both warps); those that do nothing are left out."""
-    calls = []
-    for name, kwargs in tail:
-        if name in IDENTITY_CALLS:
-            continue
+    return [_in_family(call) for call in tail if call.name not in IDENTITY_CALLS]
+
+
+def _in_family(call: Call) -> Call:
+    name, kwargs = call
+    if not isinstance(kwargs, SharedArguments):
         family = merge_family(name)
-        calls.append(Call(name, kwargs) if family == name else Call(family, {**kwargs, "_call": canonical_name(name)}))
-    return calls
+        return call if family == name else Call(family, {**kwargs, "_call": canonical_name(name)})
+    known: Call | None = kwargs.made.get(("family", name))
+    if known is None:
+        known = kwargs.made["family", name] = shared(_in_family(Call(name, dict(kwargs))))
+    return known
 
 
 def _payload(source: ImageSource, *, encoded: bool) -> np.ndarray:

@@ -20,6 +20,25 @@ class Call(NamedTuple):
     """Its arguments by name, without the image."""
 
 
+class SharedArguments(dict[str, Any]):
+    """Arguments of a call that many samples record: what is made of them is kept with them. They must not be changed."""
+
+    __slots__ = ("made",)
+
+    def __init__(self, kwargs: Mapping[str, Any]) -> None:
+        super().__init__(kwargs)
+        self.made: dict[tuple[str, str], Any] = {}
+        """By its maker's name and the call's."""
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def shared(call: Call) -> Call:
+    """The call, for many samples to record."""
+    return call if type(call.kwargs) is SharedArguments else Call(call.name, SharedArguments(call.kwargs))
+
+
 @functools.cache
 def _parameter_names(functional: Callable[..., Any]) -> tuple[str, ...]:
     """The functional's parameters after the input."""

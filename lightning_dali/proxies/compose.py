@@ -15,7 +15,7 @@ import torch
 from torchvision.transforms import v2
 from torchvision.transforms.v2._utils import check_type
 
-from lightning_dali.proxies.calls import Call
+from lightning_dali.proxies.calls import Call, shared
 from lightning_dali.proxies.image import ProxyImage
 from lightning_dali.proxies.shortcuts import SHORTCUTS, happens, shortcut
 
@@ -62,7 +62,7 @@ def _run(transforms: Any, at: int, image: ProxyImage) -> tuple[Any, int]:
     if type(out) is ProxyImage and out.source is image.source and out.shape == image.shape:
         same = out.calls[: len(image.calls)] == image.calls
         if same and len(_runs) < 256:
-            _runs[key] = (run, out.calls[len(image.calls) :], out.dtype)
+            _runs[key] = (run, tuple(map(shared, out.calls[len(image.calls) :])), out.dtype)
     return out, stop
 
 

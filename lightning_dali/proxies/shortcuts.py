@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from lightning_dali.proxies.auto_augment import auto_augment, rand_augment, trivial_augment
 from lightning_dali.proxies.image import ProxyImage
 from lightning_dali.proxies.kernels import plain, runs_on_device
 from lightning_dali.proxies.sizes import resized_size
@@ -27,6 +29,17 @@ from lightning_dali.proxies.source import ImageSource
 logger = logging.getLogger(__name__)
 
 Shortcut = Callable[[Any, ProxyImage], Any]
+_METHODS = frozenset(
+    {
+        "forward",
+        "make_params",
+        "transform",
+        "_AUGMENTATION_SPACE",
+        "_apply_image_or_video_transform",
+        "_get_random_item",
+    }
+)
+"""What an instance may have replaced for itself."""
 
 
 def shortcut(transform: Any) -> Shortcut | None:
@@ -35,7 +48,7 @@ def shortcut(transform: Any) -> Shortcut | None:
     if found is None or not _agrees(type(transform), found):  # type: ignore[arg-type]  # mypy: a type is not Hashable
         return None
     own = transform.__dict__
-    if own["_forward_hooks"] or own["_forward_pre_hooks"] or "make_params" in own or "transform" in own:
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or not own.keys().isdisjoint(_METHODS):
         return None
     return found
 
@@ -97,6 +110,9 @@ SHORTCUTS: dict[type, Shortcut] = {
     v2.RandomResizedCrop: _random_resized_crop,
     v2.RandomHorizontalFlip: _flip("horizontal_flip"),
     v2.RandomVerticalFlip: _flip("vertical_flip"),
+    v2.RandAugment: rand_augment,
+    v2.TrivialAugmentWide: trivial_augment,
+    v2.AutoAugment: auto_augment,
 }
 _EXAMPLES: dict[type, tuple[Callable[[], Any], ...]] = {
     v2.RandomResizedCrop: (
@@ -106,6 +122,12 @@ _EXAMPLES: dict[type, tuple[Callable[[], Any], ...]] = {
     ),
     v2.RandomHorizontalFlip: (v2.RandomHorizontalFlip, lambda: v2.RandomHorizontalFlip(0.3)),
     v2.RandomVerticalFlip: (v2.RandomVerticalFlip, lambda: v2.RandomVerticalFlip(0.3)),
+    v2.RandAugment: (
+        v2.RandAugment,
+        lambda: v2.RandAugment(3, 5, 11, interpolation=v2.InterpolationMode.BILINEAR, fill=[1, 2, 3]),
+    ),
+    v2.TrivialAugmentWide: (v2.TrivialAugmentWide, lambda: v2.TrivialAugmentWide(7, fill={tv_tensors.Image: 5})),
+    v2.AutoAugment: (v2.AutoAugment, lambda: v2.AutoAugment(v2.AutoAugmentPolicy.SVHN, fill=3)),
 }
 _DRAWS = 6
 

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from PIL.Image import Image
 from torchvision.transforms import v2
 
 import lightning_dali.proxies.compose as compose
@@ -47,6 +48,11 @@ def _recorded(pipeline: list[v2.Transform], seed: int) -> tuple[object, list[flo
     return [(call.name, str(dict(call.kwargs))) for call in out.calls], [float(torch.rand(())), random.random()]
 
 
+def _calls_or_pixels(pipeline: list[v2.Transform], seed: int) -> object:
+    torch.random.default_generator.manual_seed(seed)
+    return v2.Compose(pipeline)(_proxy())
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_same_draws_and_same_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with capture():
@@ -71,6 +77,52 @@ def test_checks_are_not_skipped() -> None:
 
     with capture(), pytest.raises(ValueError, match="picky"):
         v2.Compose([Picky(), v2.ToImage()])(_proxy())
+
+
+@pytest.mark.parametrize(
+    ("changes", "image"),
+    [
+        ({"magnitude": 3}, "pil"),
+        ({"magnitude": 0}, "pil"),
+        ({"num_magnitude_bins": 11}, "pil"),
+        ({"interpolation": v2.InterpolationMode.BILINEAR}, "pil"),
+        ({"interpolation": v2.InterpolationMode.BICUBIC}, "pil"),
+        ({"_fill": {"others": [1.0, 2.0, 3.0]}}, "pil"),
+        ({}, "tensor"),
+        ({}, "float"),
+        ({}, "gray"),
+        ({}, "wide"),
+    ],
+    ids=str,
+)
+def test_what_rand_augment_remembers_is_of_its_settings_and_of_the_kind_of_image(
+    changes: dict[str, object], image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {"tensor": [v2.ToImage()], "float": [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]}.get(image, [])
+    before += {"gray": [v2.Grayscale()], "wide": [v2.Resize((20, 331))]}.get(image, [])
+    augment = v2.RandAugment()
+    pipeline = [*before, augment]
+    with capture():
+        for seed in range(60):  # learns
+            _recorded([v2.RandAugment()], seed)
+            _recorded(pipeline, seed)
+        for name, value in changes.items():
+            setattr(augment, name, value)
+        if changes.get("interpolation") == v2.InterpolationMode.BICUBIC:
+            assert all(isinstance(_calls_or_pixels(pipeline, seed), (ProxyImage, Image)) for seed in range(60))
+            assert any(not isinstance(_calls_or_pixels(pipeline, seed), ProxyImage) for seed in range(60))
+            return
+        short = [_recorded(pipeline, seed) for seed in range(60) for _ in range(2)]
+        monkeypatch.setattr(compose, "_way", lambda *_: "call")
+        monkeypatch.setattr(compose, "SHORTCUTS", {})
+        assert [_recorded(pipeline, seed) for seed in range(60) for _ in range(2)] == short
+
+
+def test_an_augmentation_space_of_an_instance_is_its_own() -> None:
+    augment = v2.RandAugment(1)
+    augment._AUGMENTATION_SPACE = {"Invert": (lambda num_bins, height, width: None, False)}
+    with capture():
+        assert [call.name for call in v2.Compose([augment])(_proxy()).calls] == ["invert"]
 
 
 @pytest.mark.parametrize("kind", shortcuts.SHORTCUTS)
