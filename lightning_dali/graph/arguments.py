@@ -55,6 +55,19 @@ class Arguments(Sequence[Mapping[str, Any]]):
         values = self.columns.get(name)
         return [self.shared[name]] * self.size if values is None else values
 
+    def distinct(self) -> tuple[Arguments, list[int]]:
+        """The rows that differ from each other, in the order in which they come, and which of them each row is."""
+        columns = [
+            [tuple(value) if isinstance(value, list) else value for value in values] for values in self.columns.values()
+        ]
+        numbers: dict[tuple[Any, ...], int] = {}
+        keys = zip(*columns, strict=True) if columns else [()] * self.size
+        which = [numbers.setdefault(key, len(numbers)) for key in keys]
+        firsts = dict(zip(reversed(which), range(self.size - 1, -1, -1), strict=True))
+        places = [firsts[number] for number in range(len(numbers))]
+        kept = {name: [values[place] for place in places] for name, values in self.columns.items()}
+        return Arguments(len(places), self.shared, kept), which
+
     def repeat(self, times: int) -> Arguments:
         """Each sample's arguments `times` times in a row, as for the frames of clips."""
         columns = {name: [value for value in values for _ in range(times)] for name, values in self.columns.items()}

@@ -45,7 +45,8 @@ def distinct(parameters: list[list[float]]) -> list[list[float]]:
     return parameters[:1] if all(one == parameters[0] for one in parameters) else parameters
 
 
-def _values(rows: Arguments, name: str, low: float = 0.0, high: float = float("inf")) -> list[float]:
+def checked_values(rows: Arguments, name: str, low: float = 0.0, high: float = float("inf")) -> list[float]:
+    """That argument of every row; ValueError for one that is out of range."""
     values = [float(value) for value in rows.column(name)]
     for value in values:
         if not low <= value <= high:
@@ -77,14 +78,14 @@ def blend(x: Tensor, other: Tensor, ratios: Sequence[float]) -> Tensor:
 def adjust_brightness(x: Tensor, rows: Arguments) -> Tensor:
     """Multiplies by `brightness_factor`."""
     check_channels(x)
-    factors = per_sample(_values(rows, "brightness_factor"), x)
+    factors = per_sample(checked_values(rows, "brightness_factor"), x)
     return (x * factors).clamp_(0, _bound(x)).to(x.dtype)
 
 
 def adjust_saturation(x: Tensor, rows: Arguments) -> Tensor:
     """Blends with the picture's own gray by `saturation_factor`."""
     check_channels(x)
-    ratios = _values(rows, "saturation_factor")
+    ratios = checked_values(rows, "saturation_factor")
     if x.shape[-3] == 1:
         return x
     return blend(x, F.rgb_to_grayscale(x).to(working_dtype(x)), ratios)
@@ -96,7 +97,7 @@ def adjust_contrast(x: Tensor, rows: Arguments) -> Tensor:
     A mean over a batch may be summed in another order than one over a single picture, so uint8 can differ by one level.
     """
     check_channels(x)
-    return blend(x, mean_gray(x), _values(rows, "contrast_factor"))
+    return blend(x, mean_gray(x), checked_values(rows, "contrast_factor"))
 
 
 def mean_gray(x: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ def adjust_sharpness(x: Tensor, rows: Arguments) -> Tensor:
     """
     height, width = x.shape[-2:]
     check_channels(x)
-    ratios = _values(rows, "sharpness_factor")
+    ratios = checked_values(rows, "sharpness_factor")
     if x.numel() == 0 or height <= 2 or width <= 2:
         return x
     out = x.to(working_dtype(x), copy=True)
@@ -173,7 +174,7 @@ def _gaussian(size: int, sigmas: Tensor) -> Tensor:
 def adjust_gamma(x: Tensor, rows: Arguments) -> Tensor:
     """Raises to the power `gamma`, on a scale of 0 to 1, and multiplies by `gain`."""
     scaled = x if x.is_floating_point() else F.to_dtype(x, torch.float32, scale=True)
-    out = scaled.pow(per_sample(_values(rows, "gamma"), x))
+    out = scaled.pow(per_sample(checked_values(rows, "gamma"), x))
     gains = [float(gain) for gain in rows.column("gain")]
     if any(gain != 1.0 for gain in gains):  # torchvision clamps only what it multiplies
         low, high = ([bound if gain != 1.0 else free for gain in gains] for bound, free in ((0.0, -INF), (1.0, INF)))
@@ -185,7 +186,7 @@ def adjust_gamma(x: Tensor, rows: Arguments) -> Tensor:
 def adjust_hue(x: Tensor, rows: Arguments) -> Tensor:
     """Turns the hue by `hue_factor` of a full circle, by way of HSV as Pillow's `Convert.c` defines it."""
     check_channels(x)
-    factors = upload(_values(rows, "hue_factor", -0.5, 0.5), x.device).view(-1, *[1] * (x.ndim - 2))
+    factors = upload(checked_values(rows, "hue_factor", -0.5, 0.5), x.device).view(-1, *[1] * (x.ndim - 2))
     if x.shape[-3] == 1 or x.numel() == 0:
         return x
     hue, saturation, value = _hsv_from_rgb(F.to_dtype(x, torch.float32, scale=True))
@@ -224,7 +225,7 @@ def _rgb_from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 
 def posterize(x: Tensor, rows: Arguments) -> Tensor:
     """Keeps the highest `bits` bits; on floating point, as many levels as they make."""
-    bits = [int(value) for value in _values(rows, "bits", 0, 8)]
+    bits = [int(value) for value in checked_values(rows, "bits", 0, 8)]
     if x.is_floating_point():
         levels = per_sample([1 << value for value in bits], x)
         steps = (x * levels).floor_().clamp_(min=0)
@@ -236,7 +237,7 @@ def posterize(x: Tensor, rows: Arguments) -> Tensor:
 
 def solarize(x: Tensor, rows: Arguments) -> Tensor:
     """Inverts what is at least `threshold`."""
-    thresholds = _values(rows, "threshold", float("-inf"), _bound(x))
+    thresholds = checked_values(rows, "threshold", float("-inf"), _bound(x))
     return torch.where(x >= per_sample(thresholds, x), F.invert(x), x)
 
 
@@ -271,7 +272,7 @@ def _normalize(x: Tensor, rows: Arguments, *, inplace: bool) -> Tensor:
 
 def gaussian_noise(x: Tensor, rows: Arguments) -> Tensor:
     """Adds noise of `mean` and `sigma`, drawn on the CPU from each row's `seed`: the same on every device."""
-    sigmas = _values(rows, "sigma")
+    sigmas = checked_values(rows, "sigma")
     means = [float(mean) for mean in rows.column("mean")]
     if not (x.is_floating_point() or x.dtype == torch.uint8):
         raise ValueError(f"Input tensor is expected to be in uint8 or float dtype, got dtype={x.dtype}")

@@ -45,8 +45,10 @@ def _column_or_nothing(rows: Arguments, name: str) -> list[Any]:
     return list(rows.column(name)) if rows.has(name) else [None] * len(rows)
 
 
-def inverse_matrices(rows: Arguments, size: tuple[int, int]) -> Array:
-    """Where output pixels come from, (B, 6) numbers about the image centre (`RandomAffine`'s parameters, degrees).
+def inverse_matrices(rows: Arguments, size: tuple[int, int], *, from_corner: bool = False) -> Array:
+    """Where output pixels come from, (B, 6) numbers about the image's centre or its upper left corner.
+
+    Of `RandomAffine`'s parameters, in degrees; the operations are torchvision's in its order, so that digits agree.
 
     The forward map is T(translate + centre) R(angle) Shear_y Shear_x S(scale) T(-centre), torchvision's and Pillow's.
     """
@@ -64,9 +66,9 @@ def inverse_matrices(rows: Arguments, size: tuple[int, int]) -> Array:
         else (math.radians(value[0]), math.radians(value[-1]))
         for value in shear
     ]
-    pivot_x, pivot_y = np.array(
-        [(0.0, 0.0) if one is None else (one[0] - width * 0.5, one[1] - height * 0.5) for one in center]
-    ).T
+    middle = (width * 0.5, height * 0.5)
+    x, y = (0.0, 0.0) if from_corner else middle
+    pivot_x, pivot_y = np.array([(px - x, py - y) for px, py in (one or middle for one in center)]).T
     # the trigonometry by libm, as torchvision has it: numpy's own differs in the last digit
     cos_y, tan_x = (np.array([f(t[k]) for t in tilt]) for f, k in ((math.cos, 1), (math.tan, 0)))
     xx = np.array([math.cos(a - t[1]) for a, t in zip(turn, tilt, strict=True)]) / cos_y
@@ -105,7 +107,8 @@ def _affine_grid(matrices: Array, x: Tensor, out_size: list[int]) -> Tensor:
     return _planes(theta, xs, ys).permute(0, 2, 3, 1)
 
 
-def _mode(interpolation: Any) -> str:
+def sampling_mode(interpolation: Any) -> str:
+    """ "nearest" or "bilinear"; ValueError for what tensors are not warped with."""
     mode = str(_MODES.get(interpolation, getattr(interpolation, "value", interpolation)))
     if mode not in _MODES.values():
         raise ValueError(f"interpolation must be nearest or bilinear for tensors, got {mode!r}.")
@@ -114,7 +117,7 @@ def _mode(interpolation: Any) -> str:
 
 def _sample(x: Tensor, grid: Tensor, row: Row) -> Tensor:
     """`grid_sample` with torchvision's fill: a mask of ones is sampled along, and fills where it is not one."""
-    mode = _mode(row["interpolation"])
+    mode = sampling_mode(row["interpolation"])
     if x.numel() == 0:
         return x.new_empty((*x.shape[:-2], *grid.shape[1:3]))
     batch, *_, height, width = x.shape

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import groupby
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
@@ -19,6 +21,7 @@ from torchvision.transforms.v2 import functional as F
 from lightning_dali.graph import color, pillow
 from lightning_dali.graph.arguments import Arguments
 
+Array = np.ndarray[Any, Any]
 LEVELS = 256
 """Of uint8."""
 
@@ -54,12 +57,45 @@ def levels(x: Tensor, rows: Arguments) -> Tensor:
 
 def _known(runs: list[tuple[str, Arguments]], device: torch.device) -> tuple[Tensor, Tensor]:
     """The ramp (1, 1, 256), and the tables (n, 1, 256) that depend on the arguments alone: made on the host, one copy."""
-    ramp = torch.arange(LEVELS, dtype=torch.uint8).view(1, 1, 1, -1)
-    made = [_POINTS[call](ramp.expand(len(rows), -1, -1, -1), rows) for call, rows in runs]
-    tables = torch.cat([ramp, *made]).view(-1, 1, LEVELS).to(device, non_blocking=True)
+    made = [tables[which] for tables, which in (point_tables(call, rows) for call, rows in runs)]
+    together = np.concatenate([np.arange(LEVELS, dtype=np.uint8)[None], *made])
+    tables = torch.from_numpy(together).view(-1, 1, LEVELS).to(device, non_blocking=True)
     return tables[:1], tables[1:]
 
 
+def point_tables(call: str, rows: Arguments) -> tuple[Array, list[int]]:
+    """The tables of a functional whose levels depend on its arguments alone.
+
+    Returns:
+        Distinct tables (m, 256), uint8; and which of them each row has.
+    """
+    names = _POINT_ARGUMENTS[call.removesuffix("_pil")]
+    distinct, which = Arguments(len(rows), {}, {name: rows.column(name) for name in names}).distinct()
+    keys = [(call, *(row[name] for name in names)) for row in distinct]
+    missing = [number for number, key in enumerate(keys) if key not in _tables]
+    made = {key: _tables[key] for key in keys if key in _tables}
+    if missing:
+        columns = {name: [distinct.column(name)[number] for number in missing] for name in names}
+        ramp = torch.arange(LEVELS, dtype=torch.uint8).view(1, 1, 1, -1).expand(len(missing), -1, -1, -1)
+        tables = _POINTS[call](ramp, Arguments(len(missing), {}, columns)).reshape(-1, LEVELS).numpy()
+        new = {keys[number]: table for number, table in zip(missing, tables, strict=True)}
+        made |= new
+        if len(_tables) + len(new) > _MOST_TABLES:
+            _tables.clear()
+        _tables.update(new)
+    return np.stack([made[key] for key in keys]), which
+
+
+_tables: dict[tuple[Any, ...], Array] = {}
+"""Made before: `RandAugment` and its kin draw the same few arguments again and again."""
+_MOST_TABLES = 4096
+_POINT_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "adjust_brightness": ("brightness_factor",),
+    "adjust_gamma": ("gamma", "gain"),
+    "posterize": ("bits",),
+    "solarize": ("threshold",),
+    "invert": (),
+}
 _POINTS: dict[str, Callable[[Tensor, Arguments], Tensor]] = {
     "adjust_brightness": color.adjust_brightness,
     "adjust_brightness_pil": pillow.adjust_brightness,

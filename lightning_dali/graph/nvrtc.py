@@ -85,8 +85,9 @@ def compile_binary(source: str, *, architecture: str) -> bytes:
     if result:
         raise RuntimeError(f"NVRTC error {result}")
     try:
-        options = (ctypes.c_char_p * 1)(f"--gpu-architecture={architecture}".encode())
-        result = library.nvrtcCompileProgram(program, 1, options)
+        # products and sums round one by one unless the source says `fma`, as in the library's other arithmetic
+        words = [f"--gpu-architecture={architecture}".encode(), b"--fmad=false"]
+        result = library.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
         if result:
             log = _read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
             raise RuntimeError(f"NVRTC error {result}: {log.rstrip(bytes(1)).decode(errors='replace').strip()}")

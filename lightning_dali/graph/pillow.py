@@ -152,7 +152,8 @@ def _rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 # --- geometry --------------------------------------------------------------------------------------------------------
 
 
-def _bilinear(interpolation: Any) -> bool:
+def is_bilinear(interpolation: Any) -> bool:
+    """Else nearest; ValueError for what the worker does."""
     mode = str({0: "nearest", 2: "bilinear"}.get(interpolation, getattr(interpolation, "value", interpolation)))
     if mode not in ("nearest", "bilinear"):
         raise ValueError(f"interpolation must be nearest or bilinear, got {mode!r}: the worker does the others.")
@@ -162,34 +163,35 @@ def _bilinear(interpolation: Any) -> bool:
 def warp(x: Tensor, rows: Arguments) -> Tensor:
     """`affine` and `rotate` calls, mixed; all give one size."""
     size = (x.shape[-2], x.shape[-1])
-    matrices, out_size = _matrices(rows, size)
-    if _bilinear(rows[0]["interpolation"]):
+    table, out_size = matrices(rows, size)
+    if is_bilinear(rows[0]["interpolation"]):
         ys, xs = _pixel_centres(out_size, x.device)
-        to = upload(matrices, x.device, torch.float64).view(-1, 6, 1, 1).unbind(1)
+        to = upload(table, x.device, torch.float64).view(-1, 6, 1, 1).unbind(1)
         return _sample(x, xs * to[0] + ys * to[1] + to[2], xs * to[3] + ys * to[4] + to[5], rows[0])
-    return _nearest(x, *_fixed_point(matrices, out_size, x.device), rows[0]["fill"])
+    return _nearest(x, *_fixed_point(table, out_size, x.device), rows[0]["fill"])
 
 
-def _matrices(rows: Arguments, size: tuple[int, int]) -> tuple[Array, tuple[int, int]]:
+def matrices(rows: Arguments, size: tuple[int, int]) -> tuple[Array, tuple[int, int]]:
     """From output to input pixels, float64 (B, 6), and the (H, W) of the result."""
-    height, width = size
-    a, b, c, d, e, f = inverse_matrices(rows, size).T
-    middle_x, middle_y = width * 0.5, height * 0.5
-    matrices = np.stack(
-        (a, b, c + middle_x - a * middle_x - b * middle_y, d, e, f + middle_y - d * middle_x - e * middle_y), -1
-    )
+    table = inverse_matrices(rows, size, from_corner=True)
     turned = size
     for i in turns(rows):
         row = rows[i]
-        matrices[i], turned = pil_rotation(size, row["angle"], row["center"], row["expand"])
-    return matrices, turned
+        table[i], turned = pil_rotation(size, row["angle"], row["center"], row["expand"])
+    return table, turned
 
 
-def _fixed_point(matrices: Array, size: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+def fixed_matrices(table: Array) -> Array:
+    """Matrices as `affine_fixed` takes them: from the middles of pixels, in 65536ths, int64."""
+    half = table.copy()
+    half[:, 2::3] = table[:, 0::3] * 0.5 + table[:, 1::3] * 0.5 + table[:, 2::3]
+    fixed: Array = np.floor(half * 65536.0 + 0.5).astype(np.int64)
+    return fixed
+
+
+def _fixed_point(table: Array, size: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Which pixel each output pixel shows (B, H, W): `affine_fixed` counts in 65536ths."""
-    half = matrices.copy()
-    half[:, 2::3] = matrices[:, 0::3] * 0.5 + matrices[:, 1::3] * 0.5 + matrices[:, 2::3]
-    fixed = torch.from_numpy(np.floor(half * 65536.0 + 0.5).astype(np.int64)).to(device, non_blocking=True)
+    fixed = torch.from_numpy(fixed_matrices(table)).to(device, non_blocking=True)
     a, b, c, d, e, f = fixed.view(-1, 6, 1, 1).unbind(1)
     ys, xs = torch.arange(size[0], device=device).view(-1, 1), torch.arange(size[1], device=device)
     planes = (torch.addcmul(torch.addcmul(start, y, ys), x, xs) for x, y, start in ((a, b, c), (d, e, f)))
@@ -204,7 +206,7 @@ def perspective(x: Tensor, rows: Arguments) -> Tensor:
     ys, xs = _pixel_centres((x.shape[-2], x.shape[-1]), x.device)
     below = (xs * g + ys * h).add_(1.0)
     from_x, from_y = (xs * a + ys * b + c).div_(below), (xs * d + ys * e + f).div_(below)
-    if _bilinear(rows[0]["interpolation"]):
+    if is_bilinear(rows[0]["interpolation"]):
         return _sample(x, from_x, from_y, rows[0])
     columns, lines = (plane.floor().clamp_(-1, 2**31 - 1).to(torch.int64) for plane in (from_x, from_y))
     return _nearest(x, columns, lines, rows[0]["fill"])

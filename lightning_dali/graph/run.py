@@ -1,6 +1,6 @@
 """Runs a lane's tail on what its graph gave: one tensor as long as sizes and dtypes agree, else item by item.
 
-Runs in the rank's server thread, on the device.
+Runs in the rank's server thread, on the device. On a GPU the steps that `graph.tail_kernels` takes are its, the rest is torch's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from lightning_dali.graph.color import normalize_
 from lightning_dali.graph.pillow_itself import pays_with_pillow, run_pillow
 from lightning_dali.graph.plan import TailStep
 from lightning_dali.graph.tail import apply_alike
+from lightning_dali.graph.tail_kernels import is_dense, load_kernels
 
 Rows = torch.Tensor | list[torch.Tensor]
 
@@ -31,9 +32,16 @@ def run_tail(rows: Rows, steps: Sequence[TailStep], *, channels_last: bool = Fal
     given = rows
     if pays_with_pillow(rows):
         rows, steps = run_pillow(rows, steps, channels_last=channels_last)
-    picked = _upload_rows(steps, rows[0].device) if steps else []
-    for step, indices in zip(steps, picked, strict=True):
-        rows = _step(rows, step, indices, own=not _shares_memory(rows, given))
+    kernels = load_kernels(rows[0].device) if steps else None
+    while steps:
+        own = not _shares_memory(rows, given)
+        if kernels is not None and isinstance(rows, torch.Tensor) and (done := kernels.num_leading(rows, steps)):
+            if not own or not is_dense(rows):
+                rows = rows.clone(memory_format=_memory_format(rows, channels_last=channels_last))
+            kernels.run(rows, steps[:done])
+        else:
+            rows, done = _step(rows, steps[0], own=own), 1
+        steps = steps[done:]
     if isinstance(rows, list):
         rows = _joined(rows)
     return in_format(rows, channels_last=channels_last)
@@ -52,26 +60,25 @@ def in_format(rows: Rows, *, channels_last: bool) -> Rows:
         if not channels_last:
             return [item.contiguous() for item in rows]
         return [item.movedim(-3, -1).contiguous().movedim(-1, -3) for item in rows]
-    channels_last = channels_last and rows.ndim == 4
-    return rows.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    return rows.contiguous(memory_format=_memory_format(rows, channels_last=channels_last))
 
 
-def _upload_rows(steps: Sequence[TailStep], device: torch.device) -> list[torch.Tensor]:
-    """Every step's row numbers on the device, in one copy."""
-    counts = [len(step.rows or ()) for step in steps]
-    together = torch.tensor([row for step in steps for row in step.rows or ()], dtype=torch.int64)
-    if device.type == "cuda":
-        together = together.pin_memory()
-    return list(together.to(device, non_blocking=True).split(counts))
+def _memory_format(images: torch.Tensor, *, channels_last: bool) -> torch.memory_format:
+    """Of a batch: clips (B, T, C, H, W) lie in their order in any case."""
+    return torch.channels_last if channels_last and images.ndim == 4 else torch.contiguous_format
 
 
-def _step(rows: Rows, step: TailStep, picked: torch.Tensor, *, own: bool) -> Rows:
-    """One step; `own`: whether `rows` may be written into."""
+def _step(rows: Rows, step: TailStep, *, own: bool) -> Rows:
+    """One step in torch; `own`: whether `rows` may be written into."""
     if isinstance(rows, torch.Tensor):
         if step.rows is None:
             if own and step.name == "normalize" and rows.is_floating_point():
                 return normalize_(rows, step.arguments)
             return apply_alike(step.name, rows, step.arguments)
+        picked = torch.tensor(step.rows)
+        if rows.device.type == "cuda":
+            picked = picked.pin_memory()
+        picked = picked.to(rows.device, non_blocking=True)
         changed = apply_alike(step.name, rows.index_select(0, picked), step.arguments)
         if changed.shape[1:] == rows.shape[1:] and changed.dtype == rows.dtype:
             return rows.index_copy_(0, picked, changed) if own else rows.index_copy(0, picked, changed)

@@ -25,7 +25,8 @@ from lightning_dali.graph.spec import Device
 from lightning_dali.graph.speech import RowPlan, SpeechExecutor, SpeechSpec
 from lightning_dali.media import AudioError, FlacInfo, read_audio_header
 from lightning_dali.wire import Blobs, Lane
-from tests.graph.flac_on_cpu import build, write_flac
+from tests.graph.flac_files import write_flac
+from tests.graph.kernels_on_cpu import build
 from tests.speech.audio_files import Files, rows, tone, write
 
 CPU = Device(None, num_threads=1)
@@ -104,7 +105,7 @@ def info_of(data: bytes) -> FlacInfo:
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> FlacDecoder:
-    return FlacDecoder(torch.device("cpu"), build(tmp_path_factory.mktemp("flac")))
+    return FlacDecoder(torch.device("cpu"), build(tmp_path_factory.mktemp("flac"), flac.source(), flac.KERNELS))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
