@@ -23,9 +23,10 @@ import torch
 
 from lightning_dali.graph import color, geometry, levels, pillow
 from lightning_dali.graph.arguments import Arguments
-from lightning_dali.graph.functionals import PILLOW
+from lightning_dali.graph.functionals import PILLOW, arguments, bound_call, merge_family
 from lightning_dali.graph.nvrtc import Launch, compile_kernels
 from lightning_dali.graph.plan import TailStep
+from lightning_dali.graph.tail import apply_alike
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +60,47 @@ def load_kernels(device: torch.device) -> TailKernels | None:
 @functools.lru_cache
 def _load(device: int) -> TailKernels | None:
     try:
-        return TailKernels(compile_kernels(source(), KERNELS, device=device))
+        kernels = TailKernels(compile_kernels(source(), KERNELS, device=device))
+        check(kernels, torch.device("cuda", device))
     except (OSError, RuntimeError) as error:
-        logger.info("Augmentations run in torch, more slowly, since the kernels for the GPU did not compile: %s", error)
+        logger.info("Augmentations run in torch, more slowly, since the kernels for the GPU cannot be used: %s", error)
         return None
+    return kernels
+
+
+def check(kernels: TailKernels, device: torch.device) -> None:
+    """Compares each kernel with torch's arithmetic on the CPU, on a few small images.
+
+    Raises:
+        RuntimeError: They differ by more than a level, as with a compiler or a device that has a fault.
+    """
+    x = torch.randint(0, 256, (2, 3, 12, 10), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    for name, kwargs in _CHECKED:
+        key, row = bound_call(merge_family(name), {**kwargs, "_call": name} if merge_family(name) != name else kwargs)
+        step = TailStep(key[0], None, arguments(key[0], [row] * len(x)))
+        found = x.to(device, copy=True)
+        kernels.run(found, [step])
+        wanted = apply_alike(step.name, x, step.arguments)
+        if (found.cpu().int() - wanted.int()).abs().max() > 1:
+            raise RuntimeError(f"{name} does not give what it gives on the CPU")
+
+
+_MOVED = {"angle": 17.0, "translate": [1.0, 2.0], "scale": 0.8, "shear": [5.0, 3.0], "fill": [7.0]}
+_CHECKED: tuple[tuple[str, dict[str, Any]], ...] = (
+    *((f"adjust_contrast{kind}", {"contrast_factor": 0.4}) for kind in ("", PILLOW)),
+    *((f"autocontrast{kind}", {}) for kind in ("", PILLOW)),
+    *((name, {}) for name in ("equalize", "invert", "horizontal_flip", "vertical_flip")),
+    *((f"adjust_saturation{kind}", {"saturation_factor": 0.3}) for kind in ("", PILLOW)),
+    *((f"adjust_hue{kind}", {"hue_factor": 0.2}) for kind in ("", PILLOW)),
+    ("adjust_sharpness", {"sharpness_factor": 1.7}),
+    *(
+        (f"affine{kind}", {**_MOVED, "interpolation": mode})
+        for kind in ("", PILLOW)
+        for mode in ("nearest", "bilinear")
+    ),
+    ("erase", {"i": 2, "j": 3, "h": 4, "w": 5, "v": [1, 2, 3]}),
+)
+"""A call for each way through the kernels."""
 
 
 @dataclass(frozen=True)

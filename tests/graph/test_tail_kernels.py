@@ -344,7 +344,7 @@ def test_without_a_compiler_torch_does_it_and_says_so_once(
         assert tail_kernels.load_kernels(torch.device("cuda", 7)) is None
     tail_kernels._load.cache_clear()
     assert [record.message for record in caplog.records if "no libnvrtc.so" in record.message] == [
-        "Augmentations run in torch, more slowly, since the kernels for the GPU did not compile: no libnvrtc.so"
+        "Augmentations run in torch, more slowly, since the kernels for the GPU cannot be used: no libnvrtc.so"
     ]
 
 
@@ -380,6 +380,20 @@ def test_arguments_out_of_range_are_refused(on_cpu: TailKernels) -> None:
         key, bound = bound_call(merge_family(name), _in_family(name, row))
         with pytest.raises(ValueError, match=r"factor|scale"):
             on_cpu.run(x, [TailStep(key[0], None, arguments(key[0], [bound]))])
+
+
+def test_kernels_that_agree_with_torch_are_taken(on_cpu: TailKernels) -> None:
+    tail_kernels.check(on_cpu, torch.device("cpu"))
+    assert {name for name, _ in tail_kernels._CHECKED} >= {
+        name for name in tail_kernels._CALLS if "equalize" not in name
+    }
+
+
+@pytest.mark.parametrize("name", tail_kernels.KERNELS)
+def test_a_kernel_that_does_not_work_is_found_out(on_cpu: TailKernels, name: str) -> None:
+    broken = TailKernels({**on_cpu._kernels, name: lambda grid, block, args: None})
+    with pytest.raises(RuntimeError, match="does not give what it gives on the CPU"):
+        tail_kernels.check(broken, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
