@@ -38,7 +38,7 @@ class Step:
     name: str
     """What is done, in torchvision's or torchaudio's word where it has one."""
     where: str
-    """"DALI", "torch, batched, on the device" or "worker"."""
+    """"DALI", "batched, on the device" or "worker"."""
     sometimes: bool = False
     """Whether only some samples take it."""
 
@@ -276,7 +276,7 @@ def _graph(spec: Any, lanes: Sequence[Lane]) -> tuple[Step, ...]:
             places.setdefault(name, []).append(number / len(lane.tail))
     total = sum(len(lane) for lane in lanes)
     in_order = sorted(rows, key=lambda name: sum(places[name]) / len(places[name]))
-    return (*steps, *(Step(name, "torch, batched, on the device", rows[name] < total) for name in in_order))
+    return (*steps, *(Step(name, "batched, on the device", rows[name] < total) for name in in_order))
 
 
 def _tail_rows(lane: Lane) -> dict[str, int]:
