@@ -106,10 +106,39 @@ def _as_compared(p: float, dtype: torch.dtype) -> float:
     return torch.tensor(p, dtype=dtype).item()
 
 
+def _random_erasing(transform: Any, image: ProxyImage) -> Any:
+    channels, height, width = image.shape
+    value = transform.value
+    if value is None or image.meets_pil or len(value) not in (1, channels):  # noise is drawn; the others are refused
+        return transform.forward(image)
+    if not happens(transform.p):
+        return image
+    window = _draw_erased(height, width, transform.scale, transform._log_ratio.tolist())
+    if window is None:
+        return image
+    i, j, h, w = window
+    return image.record("erase", {"i": i, "j": j, "h": h, "w": w, "v": torch.tensor(value).view(-1, 1, 1)})
+
+
+def _draw_erased(height: int, width: int, scale: Any, log_ratio: Any) -> tuple[int, int, int, int] | None:
+    """(i, j, h, w) of `v2.RandomErasing`, as above; None where ten windows were too large."""
+    area, number, place = height * width, torch.empty(1), torch.empty(1, dtype=torch.int64)
+    for _ in range(10):
+        target = area * number.uniform_(scale[0], scale[1]).item()
+        aspect = number.uniform_(log_ratio[0], log_ratio[1]).exp_().item()
+        h = round(math.sqrt(target * aspect))
+        w = round(math.sqrt(target / aspect))
+        if h < height and w < width:
+            top = int(place.random_(0, height - h + 1).item())
+            return top, int(place.random_(0, width - w + 1).item()), h, w
+    return None
+
+
 SHORTCUTS: dict[type, Shortcut] = {
     v2.RandomResizedCrop: _random_resized_crop,
     v2.RandomHorizontalFlip: _flip("horizontal_flip"),
     v2.RandomVerticalFlip: _flip("vertical_flip"),
+    v2.RandomErasing: _random_erasing,
     v2.RandAugment: rand_augment,
     v2.TrivialAugmentWide: trivial_augment,
     v2.AutoAugment: auto_augment,
@@ -122,6 +151,10 @@ _EXAMPLES: dict[type, tuple[Callable[[], Any], ...]] = {
     ),
     v2.RandomHorizontalFlip: (v2.RandomHorizontalFlip, lambda: v2.RandomHorizontalFlip(0.3)),
     v2.RandomVerticalFlip: (v2.RandomVerticalFlip, lambda: v2.RandomVerticalFlip(0.3)),
+    v2.RandomErasing: (
+        lambda: v2.RandomErasing(0.7),
+        lambda: v2.RandomErasing(1.0, scale=(0.5, 1.0), ratio=(0.2, 9.0), value=[1, 2, 3]),
+    ),
     v2.RandAugment: (
         v2.RandAugment,
         lambda: v2.RandAugment(3, 5, 11, interpolation=v2.InterpolationMode.BILINEAR, fill=[1, 2, 3]),
@@ -140,7 +173,7 @@ def _agrees(kind: type, short: Shortcut) -> bool:
         agrees = all(
             _outcome(short, make(), image, seed) == _outcome(_long_way, make(), image, seed)
             for make in _EXAMPLES[kind]
-            for image in (_image(97, 131), _image(64, 30))
+            for image in _images(kind)
             for seed in range(_DRAWS)
         )
     except Exception as error:
@@ -160,8 +193,15 @@ def _long_way(transform: Any, image: ProxyImage) -> Any:
 def _outcome(way: Callable[..., Any], transform: Any, image: ProxyImage, seed: int) -> Any:
     torch.default_generator.manual_seed(seed)
     out = way(transform, image)
-    return out.calls, tuple(out.shape), out.dtype, torch.rand(3).tolist()
+    calls = [(call.name, {key: _comparable(value) for key, value in call.kwargs.items()}) for call in out.calls]
+    return calls, tuple(out.shape), out.dtype, torch.rand(3).tolist()
 
 
-def _image(height: int, width: int) -> ProxyImage:
-    return ProxyImage.make(ImageSource.from_pixels(np.zeros((height, width, 3), np.uint8)))
+def _comparable(value: Any) -> Any:
+    return (value.dtype, value.shape, value.tolist()) if isinstance(value, torch.Tensor) else value
+
+
+def _images(kind: type) -> list[ProxyImage]:
+    sizes = ((97, 131), (64, 30))
+    images = [ProxyImage.make(ImageSource.from_pixels(np.zeros((*size, 3), np.uint8))) for size in sizes]
+    return [image.record("to_image", {}) for image in images] if kind is v2.RandomErasing else images
